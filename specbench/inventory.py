@@ -113,7 +113,7 @@ def schedule_sha256(items: Sequence[Item]) -> str:
 
 
 def warmup(inventory: Inventory) -> list[Item]:
-    """Every case once, then three strongly repetitive prompts: vLLM's n-gram proposer compiles at its first proposal."""
+    """Every case once, then three strongly repetitive prompts: vLLM's proposer compiles at its first real proposal."""
     repetitive = [
         Case(f"warmup-repeat-{number}", WARMUP_FAMILY, [{"role": "user", "content": text}], None, None)
         for number, text in enumerate(_REPETITIVE, start=1)
