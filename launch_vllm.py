@@ -1,0 +1,393 @@
+#!/usr/bin/env python3
+"""Turn a mode into the pinned `vllm serve` command line, and become it.
+
+    python launch_vllm.py --mode ngram --print      # show the command and exit
+    python launch_vllm.py --mode baseline           # serve on http://127.0.0.1:8000
+
+Runs where vLLM runs: in the container that service.yaml describes, or on a GPU host. It needs Python alone,
+and no other file of this folder. Every pin of the experiment is a constant below. The two modes differ in
+`--speculative-config` and in nothing else.
+
+The server also answers `GET /server-record`: what was started, on what, and when. `ServerRecord` below is an
+ASGI middleware that vLLM loads by name; it answers that one path and hands everything else through untouched.
+It never reads a request header, and the record holds no secret: command lines are redacted, and the
+environment is an allow-list.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+# The pins. tests/test_contract.py holds them against the source of this vLLM version, and
+# tests/test_service_yaml.py holds service.yaml against them.
+VLLM_VERSION = "0.11.2"
+# The index digest of vllm/vllm-openai:v0.11.2.
+IMAGE = "vllm/vllm-openai@sha256:2c908d5a84ed251b6a17d179f42d06df1aff353007779ac5eecd8a0ea3fe9331"
+MODEL = "Qwen/Qwen3-4B"
+REVISION = "1cfa9a7208912126459214e8b04321603b3df60c"
+MAX_MODEL_LEN = 2048
+MAX_NUM_SEQS = 8
+# vLLM's own default is 2048 or 8192 by card. The larger one lets eight prompts of a thousand tokens prefill
+# in one step: 0.11.2 loses ngram drafts in a step that holds a partial prefill (docs/confounds.md).
+MAX_NUM_BATCHED_TOKENS = 8192
+GPU_MEMORY_UTILIZATION = 0.85
+SEED = 0
+NUM_SPECULATIVE_TOKENS = 5
+PROMPT_LOOKUP_MIN = 2
+PROMPT_LOOKUP_MAX = 4
+MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler asserts this at run time, in the middle of a request
+MAX_TOKENS = 128  # what bench.py asks of every request by default
+
+MODES = ("baseline", "ngram")
+MIDDLEWARE = "launch_vllm.ServerRecord"
+RECORD_PATH = "/server-record"
+RECORD_VARIABLE = "SPECBENCH_SERVER_RECORD"  # carries the launcher's part of the record across exec
+# What changes speed or output and holds no secret.
+RECORDED_ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "NUMBA_NUM_THREADS",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "VLLM_ATTENTION_BACKEND",
+    "VLLM_CACHE_ROOT",
+    "VLLM_DISABLE_COMPILE_CACHE",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+)
+# The end of a flag's or a variable's name whose value is a secret: --api-key and HF_TOKEN, but not
+# --max-num-batched-tokens.
+SECRET_NAME = re.compile(r"(?:^|[-_])(?:key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+URL_USERINFO = re.compile(r"(?<=://)[^/\s]+@")
+REDACTED = "REDACTED"
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One deployment, checked.
+
+    `capture_size` is in tokens, None for vLLM's own; `revision` is None where nothing pins it.
+    """
+
+    mode: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    prefix_caching: bool
+    capture_size: int | None
+    model: str
+    revision: str | None
+    served_model_name: str
+    max_model_len: int
+    host: str
+    port: int
+
+    @property
+    def speculative_config(self) -> dict[str, Any] | None:
+        """The value of --speculative-config, None in baseline."""
+        if self.mode == "baseline":
+            return None
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "prompt_lookup_min": self.prompt_lookup_min,
+            "prompt_lookup_max": self.prompt_lookup_max,
+        }
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """The step's token budget: vLLM cuts a larger capture size down to it without a word."""
+        return max(MAX_NUM_BATCHED_TOKENS, self.capture_size or 0)
+
+
+def capture_size(num_speculative_tokens: int, max_num_seqs: int = MAX_NUM_SEQS) -> int:
+    """The CUDA-graph cap in tokens that gives every decode step of both modes a graph.
+
+    A step of n sequences holds n tokens in baseline and up to n·(k+1) in ngram. vLLM captures multiples of
+    8 below 256 and of 16 from there; with speculation it rounds each size up to a multiple of k+1 and drops
+    those above the cap. So the cap must be a size of vLLM's and a multiple of k+1, or the two modes end up
+    with different caps.
+    """
+    tokens = num_speculative_tokens + 1
+    needed = max_num_seqs * tokens
+    size = _round_up(needed, math.lcm(8, tokens))
+    return size if size < 256 else _round_up(needed, math.lcm(16, tokens))
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def is_capture_size(size: int) -> bool:
+    """Whether vLLM takes this cap as it is; it cuts any other down to the next size below."""
+    return size in (1, 2, 4) or (size > 0 and size % (8 if size < 256 else 16) == 0)
+
+
+def arguments(launch: Launch) -> list[str]:
+    """The arguments of `vllm` for this deployment, the mode's own at the end."""
+    caching = "--enable-prefix-caching" if launch.prefix_caching else "--no-enable-prefix-caching"
+    result = ["serve", launch.model]
+    if launch.revision is not None:
+        result += ["--revision", launch.revision, "--tokenizer-revision", launch.revision]
+    result += ["--served-model-name", launch.served_model_name]
+    result += ["--host", launch.host, "--port", str(launch.port)]
+    result += ["--max-model-len", str(launch.max_model_len)]
+    result += ["--max-num-seqs", str(MAX_NUM_SEQS)]
+    result += ["--max-num-batched-tokens", str(launch.max_num_batched_tokens)]
+    result += ["--gpu-memory-utilization", str(GPU_MEMORY_UTILIZATION)]
+    result += [caching]
+    result += ["--generation-config", "vllm"]  # else the model's repository sets sampling defaults
+    result += ["--seed", str(SEED)]
+    if launch.capture_size is not None:
+        result += ["--max-cudagraph-capture-size", str(launch.capture_size)]
+    result += ["--middleware", MIDDLEWARE]
+    if launch.speculative_config is not None:
+        result += ["--speculative-config", json.dumps(launch.speculative_config)]
+    return result
+
+
+def redacted(argv: Sequence[str]) -> list[str]:
+    """A command line without its secrets: values of --api-key and its like, of TOKEN=…, userinfo in URLs."""
+    result: list[str] = []
+    secret = False
+    for word in argv:
+        name, assigned, _ = word.partition("=")
+        if word.startswith("-") or (assigned and not secret):
+            secret = SECRET_NAME.search(name) is not None
+            word = f"{name}={REDACTED}" if secret and assigned else word
+            secret = secret and not assigned
+        elif secret:
+            word = REDACTED
+        result.append(URL_USERINFO.sub(f"{REDACTED}@", word))
+    return result
+
+
+def server_record(launch: Launch, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """What is known before vLLM starts; ServerRecord adds what only vLLM's own process can tell."""
+    gpus, driver = graphics_cards(environment)
+    return {
+        "record": 1,
+        "mode": launch.mode,
+        "engine": "vllm",
+        "argv": redacted(argv),
+        "model": URL_USERINFO.sub(f"{REDACTED}@", launch.model),
+        "revision": launch.revision or "unpinned",
+        "served_model_name": URL_USERINFO.sub(f"{REDACTED}@", launch.served_model_name),
+        "speculative_config": launch.speculative_config,
+        "prefix_caching": launch.prefix_caching,
+        "cudagraph_capture_size": launch.capture_size,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_model_len": launch.max_model_len,
+        "max_num_batched_tokens": launch.max_num_batched_tokens,
+        "gpus": gpus,
+        "driver": driver,
+        "boot_id": uuid.uuid4().hex,
+        "started": time.time(),
+        "service_run": polyaxon_run(environment),
+    }
+
+
+def graphics_cards(environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str | None]:
+    """The GPUs this process may use and their driver; ([], None) where nvidia-smi cannot say."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    if environment.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={environment['CUDA_VISIBLE_DEVICES']}")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        rows = [[field.strip() for field in line.rsplit(",", 2)] for line in answer.strip().splitlines()]
+        return [{"name": name, "memory_mib": int(memory)} for name, memory, _ in rows], rows[0][2]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return [], None
+
+
+def polyaxon_run(environment: Mapping[str, str]) -> str | None:
+    """The UUID in POLYAXON_RUN_INSTANCE (owner.project.runs.UUID), None outside Polyaxon."""
+    _, found, run = environment.get("POLYAXON_RUN_INSTANCE", "").rpartition(".runs.")
+    return run if found and run else None
+
+
+def compile_cache(started: float, environment: Mapping[str, str]) -> str:
+    """`cold` if this start compiled, `warm` if it loaded what an earlier one compiled, `unknown` if nothing tells.
+
+    vLLM chooses the cache key itself, and the modes have different keys, so a cache that is merely not empty
+    proves nothing. But vLLM writes an index file whenever it compiled, and leaves it alone when every graph
+    was loaded. So, once the engine is up, an index younger than this start means cold. Assumes one server at
+    a time on a cache folder.
+    """
+    home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    root = Path(environment.get("VLLM_CACHE_ROOT") or os.path.join(home, "vllm"))
+    indexes = root.glob("torch_compile_cache/*/rank_*/**/vllm_compile_cache.py")
+    times = [index.stat().st_mtime for index in indexes]
+    if not times:
+        return "unknown"
+    return "cold" if max(times) >= started else "warm"
+
+
+class ServerRecord:
+    """ASGI middleware: answers GET and HEAD of /server-record; all else gets the very same receive and send.
+
+    vLLM builds its application after the engine is up, so the record can say how long that took and whether
+    it compiled. Without the launcher's variable there is nothing to tell, and the path is handed on like any
+    other.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        carried = os.environ.get(RECORD_VARIABLE)
+        self.body = json.dumps(_complete(json.loads(carried))).encode() if carried else None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if self.body is None or not _asks_for_record(scope):
+            await self.app(scope, receive, send)
+            return
+        length = str(len(self.body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else self.body})
+
+
+def _asks_for_record(scope: MutableMapping[str, Any]) -> bool:
+    return scope["type"] == "http" and scope["path"] == RECORD_PATH and scope["method"] in ("GET", "HEAD")
+
+
+def _complete(record: dict[str, Any]) -> dict[str, Any]:
+    """Add what only the serving process knows. Imports nothing: vLLM has these modules already."""
+    vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
+    return record | {
+        "version": getattr(vllm, "__version__", None),
+        "cuda": getattr(getattr(torch, "version", None), "cuda", None),
+        "compile_cache": compile_cache(record["started"], os.environ),
+        "healthy_after_s": round(time.time() - record["started"], 3),
+        "environment": {name: os.environ[name] for name in RECORDED_ENVIRONMENT if name in os.environ},
+    }
+
+
+class Parser(argparse.ArgumentParser):
+    """Prints one sentence for a user's mistake and exits 2."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser() -> Parser:
+    description = "Start the pinned vLLM in one of two modes."
+    door = Parser(prog="launch_vllm.py", allow_abbrev=False, description=description)
+    add = door.add_argument
+    add("--mode", required=True, choices=MODES)
+    add("--num-speculative-tokens", type=int, default=NUM_SPECULATIVE_TOKENS, metavar="K",
+        help="drafts per step; sizes the CUDA graphs of both modes")  # fmt: skip
+    add("--prompt-lookup-min", type=int, default=PROMPT_LOOKUP_MIN, metavar="N", help="shortest n-gram")
+    add("--prompt-lookup-max", type=int, default=PROMPT_LOOKUP_MAX, metavar="N", help="longest n-gram")
+    add("--prefix-caching", choices=("on", "off"), default="off", help="the same in both modes of a pair")
+    add("--cudagraph-capture-size", metavar="N|vllm-default", help="in tokens; default: enough for both modes")
+    add("--model", default=MODEL, help="another model, or a folder, drops the pinned revision")
+    add("--revision", help="commit of --model")
+    add("--served-model-name", help="default: --model")
+    add("--max-model-len", type=int, default=MAX_MODEL_LEN, metavar="N")
+    add("--host", default="127.0.0.1", help="0.0.0.0 only behind a gateway: vLLM lets anyone in")
+    add("--port", type=int, default=8000)
+    add("--vllm", default="vllm", metavar="CMD", help="what to run as `vllm`, split as a shell would")
+    add("--print", action="store_true", help="print the command and exit")
+    return door
+
+
+def checked(options: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> Launch:
+    """Refuse what vLLM would refuse, or silently bend, minutes later."""
+    k, low, high = options.num_speculative_tokens, options.prompt_lookup_min, options.prompt_lookup_max
+    if not 1 <= k <= MAX_SPECULATIVE_TOKENS:
+        refuse(f"--num-speculative-tokens {k} must be from 1 to {MAX_SPECULATIVE_TOKENS}")
+    if low < 1:
+        refuse(f"--prompt-lookup-min {low} must be at least 1")
+    if low > high:
+        refuse(f"--prompt-lookup-min {low} must not exceed --prompt-lookup-max {high}")
+    if options.max_model_len <= MAX_TOKENS + k:
+        refuse(
+            f"--max-model-len {options.max_model_len} leaves no room for a prompt beside {MAX_TOKENS} answer "
+            f"tokens and {k} drafts: raise it or lower --num-speculative-tokens"
+        )
+    if not 1 <= options.port <= 65535:
+        refuse(f"--port {options.port} must be from 1 to 65535")
+    if not options.host:
+        refuse("--host is empty, which vLLM takes for every interface: give an address")
+    if not options.model or options.model.startswith("-"):
+        refuse(f"--model {options.model!r} names no model: give a model's id or a folder")
+    return Launch(
+        mode=options.mode,
+        num_speculative_tokens=k,
+        prompt_lookup_min=low,
+        prompt_lookup_max=high,
+        prefix_caching=options.prefix_caching == "on",
+        capture_size=_chosen_capture_size(options.cudagraph_capture_size, k, refuse),
+        model=options.model,
+        revision=options.revision or (REVISION if options.model == MODEL else None),
+        served_model_name=options.served_model_name or options.model,
+        max_model_len=options.max_model_len,
+        host=options.host,
+        port=options.port,
+    )
+
+
+def _chosen_capture_size(text: str | None, k: int, refuse: Callable[[str], NoReturn]) -> int | None:
+    if text is None:
+        return capture_size(k)
+    if text == "vllm-default":
+        return None
+    if not (text.isascii() and text.isdigit() and is_capture_size(int(text))):
+        refuse(
+            f"--cudagraph-capture-size {text} is no size of vLLM's: give 1, 2, 4, a multiple of 8 below 256 "
+            "or of 16 from there, or vllm-default"
+        )
+    return int(text)
+
+
+def main() -> NoReturn:
+    door = parser()
+    options = door.parse_args()
+    launch = checked(options, door.error)
+    try:
+        command = shlex.split(options.vllm)
+    except ValueError as problem:
+        door.error(f"--vllm cannot be split into words ({problem}): check its quotes")
+    if not command:
+        door.error("--vllm is empty: give the command that runs vLLM, or leave the flag out")
+    argv = [*command, *arguments(launch)]
+    print(json.dumps(redacted(argv)), flush=True)
+    if options.print:
+        raise SystemExit(0)
+
+    # vLLM's console script does not look in the working directory, so the middleware's folder goes on PYTHONPATH.
+    folder = str(Path(__file__).resolve().parent)
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
+    environment[RECORD_VARIABLE] = json.dumps(server_record(launch, argv, environment))
+    try:
+        os.execvpe(argv[0], argv, environment)  # same process: SIGTERM reaches vLLM
+    except OSError as problem:
+        door.error(
+            f"cannot start {argv[0]} ({problem.strerror}): install vLLM {VLLM_VERSION} or give its command to --vllm"
+        )
+
+
+if __name__ == "__main__":
+    main()
