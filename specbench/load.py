@@ -1,0 +1,339 @@
+"""The closed loop: N users, each sending the next item of one schedule when its last request has ended.
+
+    result = await run_load(
+        items, phase="measured", concurrency=8, transport=transport, settings=settings, zero_ns=perf_counter_ns(),
+        sink=directory.append, server_changed=check, progress=show,
+    )
+
+What a user waits for between two requests is only what the next request needs. Decoding the finished answer comes
+after, one answer a turn of the event loop (64 answers of 64 chunks that end together would otherwise hold back the
+next requests by several ms, more where chunks are more: a speculative win that nobody had). `sink` runs in a thread
+of its own, in order: a write that waits for the disk (a network file system, a full page cache) costs no stamp.
+
+Nothing is kept of a finished request but three numbers, so memory does not grow with the run's texts.
+"""
+
+import asyncio
+import contextlib
+import gc
+import queue
+import threading
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Literal
+
+import numpy as np
+
+from specbench.inventory import Item
+from specbench.results import Request
+from specbench.stream import Exchange, RequestSettings, Sample, read, send
+from specbench.transport import ProxyTransport, StreamTransport, Turns
+
+LEAST_FAILURES_TO_STOP = 5
+LAG_INTERVAL_S = 0.02
+PROGRESS_INTERVAL_S = 0.25
+# Warn above these: the comparison's own gates are the same.
+BUSY_SHARE, LATE_MS = 0.5, 2.0
+
+Phase = Literal["warmup", "measured"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    done: int
+    total: int
+    failures: int
+    tokens: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What run_load did.
+
+    Attributes:
+        stopped: why the run ended before its schedule did (a sentence), else None.
+        done: requests that ended, whatever their outcome.
+        failures: those of them that were not ok.
+        elapsed_s: first request to last end.
+        client: the client's own health, as summary.json holds it.
+    """
+
+    stopped: str | None
+    done: int
+    failures: int
+    elapsed_s: float
+    client: dict[str, float | int | None]
+
+    def warnings(self) -> list[str]:
+        """Sentences for the cases where the client itself may have shaped the figures."""
+        share, lag = self.client["cpu_share"], self.client["loop_lag_p99_ms"]
+        advice = "use fewer users, give bench.py a core of its own, or run it on a machine closer to the service"
+        sentences = []
+        if share is not None and share > BUSY_SHARE:
+            sentences.append(f"the client was busy {share:.0%} of the time (limit {BUSY_SHARE:.0%}): {advice}")
+        if lag is not None and lag > LATE_MS:
+            sentences.append(f"the client's event loop was {lag:.1f} ms late at p99 (limit {LATE_MS:g} ms): {advice}")
+        return sentences
+
+
+async def run_load(
+    items: Sequence[Item],
+    *,
+    phase: Phase,
+    concurrency: int,
+    transport: StreamTransport | ProxyTransport,
+    settings: RequestSettings,
+    zero_ns: int,
+    sink: Callable[[Request], object],
+    server_changed: Callable[[], Awaitable[str | None]] | None = None,
+    progress: Callable[[Progress], object] | None = None,
+) -> LoadResult:
+    """Send every item once.
+
+    Args:
+        items: the schedule; never more users than items.
+        phase: stored with each row.
+        concurrency: number of users.
+        transport: from transport_for(settings.url).
+        settings: what the requests share.
+        zero_ns: perf_counter_ns of the run's zero, which rows' start_s count from.
+        sink: takes each row, in order of completion, in a thread of its own. An OSError from it stops the run.
+        server_changed: asked after a failed request; a sentence stops the run.
+        progress: called on the loop, at most every PROGRESS_INTERVAL_S and once at the end.
+
+    Cancelled, it still hands every finished request to `sink` before it raises CancelledError.
+    """
+    loop = _Load(items, phase, concurrency, transport, settings, zero_ns, sink, server_changed, progress)
+    return await loop.run()
+
+
+class _Load:
+    def __init__(
+        self,
+        items: Sequence[Item],
+        phase: Phase,
+        concurrency: int,
+        transport: StreamTransport | ProxyTransport,
+        settings: RequestSettings,
+        zero_ns: int,
+        sink: Callable[[Request], object],
+        server_changed: Callable[[], Awaitable[str | None]] | None,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self._schedule = iter(items)
+        self._total = len(items)
+        self._phase: Phase = phase
+        self._users = min(concurrency, len(items))
+        self._failures_to_stop = max(concurrency, LEAST_FAILURES_TO_STOP)
+        self._transport, self._settings, self._zero_ns = transport, settings, zero_ns
+        self._writer = _Writer(sink, self._write_failed)
+        self._server_changed, self._progress = server_changed, progress
+        self._health = _Health(transport)
+        self._decoding = Turns()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._check: asyncio.Task[None] | None = None
+        self._stopped: str | None = None
+        self._failures_in_a_row = 0
+        self._done = self._failures = self._tokens = 0
+        self._started_ns = self._ended_ns = 0
+
+    async def run(self) -> LoadResult:
+        self._loop = asyncio.get_running_loop()
+        self._started_ns = self._ended_ns = perf_counter_ns()
+        self._tasks = {asyncio.create_task(self._user(number)) for number in range(self._users)}
+        ticker = asyncio.create_task(self._tick())
+        with self._writer, _frozen_heap():
+            try:
+                await self._wait_for_users()
+            finally:
+                self._ended_ns = perf_counter_ns()
+                client = self._health.result()
+                for task in (ticker, *self._tasks):
+                    task.cancel()
+                await asyncio.gather(ticker, *self._tasks, return_exceptions=True)
+                self._decoding.drain()
+        if self._check is not None:
+            await self._check
+        self._show_progress()
+        elapsed_s = (self._ended_ns - self._started_ns) / 1e9
+        return LoadResult(self._stopped or self._writer.problem(), self._done, self._failures, elapsed_s, client)
+
+    async def _wait_for_users(self) -> None:
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            if not task.cancelled():
+                task.result()
+
+    async def _user(self, number: int) -> None:
+        for item in self._schedule:
+            picked_ns = perf_counter_ns()
+            exchange = await send(self._transport, self._settings, item.case)
+            if exchange.arrival.sent_ns:
+                self._health.wire_delays_ns.append(exchange.arrival.sent_ns - picked_ns)
+            self._count_failures(exchange)
+            self._decoding.add(lambda item=item, exchange=exchange: self._emit(number, item, exchange))  # type: ignore[misc]
+
+    def _count_failures(self, exchange: Exchange) -> None:
+        """Stop when the server looks dead. Needs no decoding, so it comes before the next request."""
+        self._failures_in_a_row = self._failures_in_a_row + 1 if exchange.is_server_failure else 0
+        if self._failures_in_a_row >= self._failures_to_stop:
+            last = read(exchange)
+            self._stop(
+                f"{self._failures_in_a_row} requests in a row failed, the last with {last.outcome}: {last.error}"
+            )
+
+    def _emit(self, user: int, item: Item, exchange: Exchange) -> None:
+        sample = read(exchange)
+        self._done += 1
+        self._tokens += sample.completion_tokens or 0
+        if sample.outcome != "ok":
+            self._failures += 1
+            self._ask_server(exchange)
+        self._writer.put(_row(user, item, self._phase, exchange.start_ns - self._zero_ns, sample))
+
+    def _ask_server(self, exchange: Exchange) -> None:
+        """Ask whether the server is still the same, unless it answered this request by refusing it."""
+        refused = 300 <= exchange.arrival.status < 500
+        if self._server_changed is not None and not refused and (self._check is None or self._check.done()):
+            self._check = asyncio.create_task(self._stop_if_changed(self._server_changed))
+
+    async def _stop_if_changed(self, server_changed: Callable[[], Awaitable[str | None]]) -> None:
+        sentence = await server_changed()
+        if sentence:
+            self._stop(sentence)
+
+    def _write_failed(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop, "the results could not be written")
+
+    def _stop(self, sentence: str) -> None:
+        if self._stopped is None:
+            self._stopped = self._writer.problem() or sentence
+            for task in self._tasks:
+                task.cancel()
+
+    async def _tick(self) -> None:
+        """Sample the loop's lateness, and show progress."""
+        shown_ns = 0
+        while True:
+            due_ns = perf_counter_ns() + round(LAG_INTERVAL_S * 1e9)
+            await asyncio.sleep(LAG_INTERVAL_S)
+            now = perf_counter_ns()
+            self._health.lags_ns.append(max(0, now - due_ns))
+            if now - shown_ns >= PROGRESS_INTERVAL_S * 1e9:
+                shown_ns = now
+                self._show_progress()
+
+    def _show_progress(self) -> None:
+        if self._progress is not None:
+            elapsed_s = (perf_counter_ns() - self._started_ns) / 1e9
+            self._progress(Progress(self._done, self._total, self._failures, self._tokens, elapsed_s))
+
+
+def _row(user: int, item: Item, phase: Phase, start_ns: int, sample: Sample) -> Request:
+    return Request(
+        case=item.case.id,
+        family=item.case.family,
+        repeat=item.repeat,
+        position=item.position,
+        user=user,
+        phase=phase,
+        start_s=start_ns / 1e9,
+        ttft_s=_seconds(sample.ttft_ns),
+        e2el_s=_seconds(sample.e2el_ns),
+        decode_s=_seconds(sample.decode_ns),
+        prompt_tokens=sample.prompt_tokens,
+        completion_tokens=sample.completion_tokens,
+        first_tokens=sample.first_tokens,
+        chunks=sample.chunks,
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
+        text=sample.text,
+        token_ids=sample.token_ids,
+        outcome=sample.outcome,
+        error=sample.error,
+        http_status=sample.http_status,
+        response_id=sample.response_id,
+        prompt_sha256=item.case.sha256,
+    )
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e9
+
+
+class _Writer:
+    """Calls `sink` for each row in a thread of its own; after its first OSError calls `failed` and drops the rest."""
+
+    def __init__(self, sink: Callable[[Request], object], failed: Callable[[], object]) -> None:
+        self._sink, self._failed = sink, failed
+        self._rows: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+
+    def __enter__(self) -> "_Writer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._rows.put(None)
+        self._thread.join()
+
+    def put(self, row: Request) -> None:
+        self._rows.put(row)
+
+    def problem(self) -> str | None:
+        """Why rows were lost, as a sentence, else None."""
+        return f"the results could not be written: {self._error.strerror or self._error}" if self._error else None
+
+    def _run(self) -> None:
+        while (row := self._rows.get()) is not None:
+            if self._error is None:
+                try:
+                    self._sink(row)
+                except OSError as error:
+                    self._error = error
+                    self._failed()
+
+
+class _Health:
+    """The client's own share in what was measured."""
+
+    def __init__(self, transport: StreamTransport | ProxyTransport) -> None:
+        self._transport = transport
+        self._before = (transport.opened, transport.replaced, time.process_time_ns(), perf_counter_ns())
+        self.lags_ns = array("q")
+        self.wire_delays_ns = array("q")
+
+    def result(self) -> dict[str, float | int | None]:
+        """summary.json's `client`: CPU time of this process over the wall clock, percentiles in ms, connections."""
+        opened, replaced, cpu_ns, started_ns = self._before
+        return {
+            "cpu_share": (time.process_time_ns() - cpu_ns) / max(1, perf_counter_ns() - started_ns),
+            "loop_lag_p50_ms": _percentile_ms(self.lags_ns, 50),
+            "loop_lag_p99_ms": _percentile_ms(self.lags_ns, 99),
+            "connections_opened": self._transport.opened - opened,
+            "connections_replaced": self._transport.replaced - replaced,
+            "schedule_to_wire_p50_ms": _percentile_ms(self.wire_delays_ns, 50),
+            "schedule_to_wire_p99_ms": _percentile_ms(self.wire_delays_ns, 99),
+        }
+
+
+def _percentile_ms(values_ns: "array[int]", percentile: float) -> float | None:
+    return float(np.percentile(values_ns, percentile)) / 1e6 if values_ns else None
+
+
+@contextlib.contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Keep the garbage collector off what was imported before: a full collection over Polyaxon's models is a pause."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
