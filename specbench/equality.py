@@ -7,8 +7,13 @@ a tuple of token ids where both sides have them, else the text. Formulas, limits
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 IDENTICAL = "identical"
 WITHIN = "within the baseline's own variation"
@@ -16,6 +21,10 @@ DIFFERENT = "different"
 BASE_DIFFERS = "the baseline differs from itself between deployments"
 TOO_FEW = "differs, too few repeats to tell"
 NO_FLOOR = "floor not measured"
+
+EXACT_LIMIT = 20  # outputs per side up to which the null distribution is enumerated (a few milliseconds)
+DRAWS = 9_999  # Monte Carlo draws beyond that, and for the combined test
+RULE_REPEATS = 4  # fewer, and "one output against only others" is chance too often (3.3% per varying case at 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,77 @@ class PassRates:
     reason: str | None
 
 
+def score(base: Sequence[int], candidate: Sequence[int]) -> int:
+    """S = sum over distinct outputs of n_B a(a-1) - (n_A-1) a b: between minus within disagreement, in integers."""
+    n_a, n_b = sum(base), sum(candidate)
+    return sum(n_b * a * (a - 1) - (n_a - 1) * a * b for a, b in zip(base, candidate, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def score_null(pooled: tuple[int, ...], n_a: int, n_b: int) -> dict[int, float]:
+    """Distribution of S when labels are exchangeable, given the pooled counts of each distinct output.
+
+    A dynamic programme over the outputs with state (labels given out, score) and weight prod C(N_k, a_k).
+    """
+    states: dict[tuple[int, int], int] = {(0, 0): 1}
+    for n_k in pooled:
+        following: dict[tuple[int, int], int] = {}
+        for (used, total), ways in states.items():
+            for a in range(max(0, n_k - n_b), min(n_k, n_a - used) + 1):
+                key = (used + a, total + n_b * a * (a - 1) - (n_a - 1) * a * (n_k - a))
+                following[key] = following.get(key, 0) + ways * math.comb(n_k, a)
+        states = following
+    everything = math.comb(n_a + n_b, n_a)
+    return {total: ways / everything for (used, total), ways in states.items() if used == n_a}
+
+
+@lru_cache(maxsize=4096)
+def _drawn_null(pooled: tuple[int, ...], n_a: int, n_b: int) -> Counter[int]:
+    """Scores of seeded random relabellings, for more outputs than can be enumerated."""
+    counts = np.asarray(pooled, dtype=np.int64)
+    a = np.random.default_rng(0).multivariate_hypergeometric(counts, n_a, DRAWS, method="marginals")
+    return Counter((n_b * a * (a - 1) - (n_a - 1) * a * (counts - a)).sum(axis=1).tolist())
+
+
+def score_test(base: Sequence[int], candidate: Sequence[int]) -> ScoreTest:
+    """Permutation test of S, given counts per distinct output in the same order; base needs two outputs or more.
+
+    Beyond `EXACT_LIMIT` outputs a side the observed score counts as one draw of its own null, so p is never 0
+    (Phipson & Smyth 2010).
+    """
+    n_a, n_b = sum(base), sum(candidate)
+    observed = score(base, candidate)
+    pooled = tuple(sorted((a + b for a, b in zip(base, candidate, strict=True)), reverse=True))
+    if max(n_a, n_b) <= EXACT_LIMIT:
+        null = score_null(pooled, n_a, n_b)
+    else:
+        drawn = _drawn_null(pooled, n_a, n_b) + Counter([observed])
+        null = {value: count / (DRAWS + 1) for value, count in drawn.items()}
+    p = math.fsum(chance for value, chance in null.items() if value >= observed)
+    return ScoreTest(observed, min(1.0, p), min(1.0, null[max(null)]), null)
+
+
+def _counts(outputs: Sequence[Hashable], order: Sequence[Hashable]) -> list[int]:
+    counted = Counter(outputs)
+    return [counted[output] for output in order]
+
+
+def _flat(deployments: Sequence[Sequence[Hashable]]) -> list[Hashable]:
+    return [output for repeats in deployments for output in repeats]
+
+
+def _base_tests(base: Sequence[Sequence[Hashable]], order: Sequence[Hashable]) -> tuple[ScoreTest, ...]:
+    """Each base deployment against the others together, both ways; always 2 tests at 2 deployments, 2d beyond."""
+    if len(base) < 2 or min(len(repeats) for repeats in base) < 2:
+        return ()
+    tests = []
+    for k in range(1 if len(base) == 2 else len(base)):
+        one = _counts(base[k], order)
+        rest = _counts(_flat([*base[:k], *base[k + 1 :]]), order)
+        tests += [score_test(one, rest), score_test(rest, one)]
+    return tuple(tests)
+
+
 def compare_outputs(
     case: str, base: Sequence[Sequence[Hashable]], candidate: Sequence[Sequence[Hashable]]
 ) -> CaseEquality:
@@ -119,21 +199,230 @@ def compare_outputs(
 
     Deployments are pooled for base against candidate; every deployment needs at least one output.
     """
-    raise NotImplementedError
+    all_base, all_candidate = _flat(base), _flat(candidate)
+    if not all_base or not all_candidate:
+        raise ValueError(f"case {case} has no output on one side")
+    order = list(dict.fromkeys([*all_base, *all_candidate]))
+    a, b = _counts(all_base, order), _counts(all_candidate, order)
+    n_a, n_b = len(all_base), len(all_candidate)
+    same_between = sum(x * y for x, y in zip(a, b, strict=True)) / (n_a * n_b)
+    within = None
+    if n_a >= 2:
+        within = 1 - sum(x * (x - 1) for x in a) / (n_a * (n_a - 1))
+    return CaseEquality(
+        case=case,
+        repeats_base=n_a,
+        repeats_candidate=n_b,
+        distinct_base=sum(x > 0 for x in a),
+        distinct_candidate=sum(y > 0 for y in b),
+        shared=sum(x > 0 and y > 0 for x, y in zip(a, b, strict=True)),
+        within_base=within,
+        between=1 - same_between,
+        test=score_test(a, b) if n_a >= 2 else None,
+        base_tests=_base_tests(base, order),
+    )
+
+
+def tarone(p_min: Sequence[float], alpha: float) -> list[bool]:
+    """Which hypotheses to test at all (Tarone 1990): those whose smallest p can reach alpha / K, where K is the least
+    k with at most k hypotheses able to reach alpha / k. Looks at pooled counts only, so the level holds."""
+    smallest = np.sort(np.asarray(p_min, dtype=np.float64))
+    k = next(k for k in range(1, len(smallest) + 2) if np.searchsorted(smallest, alpha / k, side="right") <= k)
+    return [p <= alpha / k for p in p_min]
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p values (Holm 1979), in the order given."""
+    adjusted = [1.0] * len(p)
+    running = 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        running = max(running, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+def holm_tarone(tests: Sequence[ScoreTest | None], alpha: float) -> list[float | None]:
+    """Adjusted p per test; None where the test could not have rejected, whatever its outcome."""
+    able = [i for i, keep in enumerate(tarone([1.0 if t is None else t.p_min for t in tests], alpha)) if keep]
+    adjusted: list[float | None] = [None] * len(tests)
+    for i, p in zip(able, holm([t.p for t in (tests[i] for i in able) if t is not None]), strict=True):
+        adjusted[i] = p
+    return adjusted
+
+
+def combined_p(tests: Sequence[ScoreTest], alpha: float, seed: int = 0) -> float | None:
+    """Monte Carlo p of the summed score, labels permuted within each case; None when it could not reach alpha.
+
+    Cases with the same null are drawn together as one multinomial, so thousands of cases cost no more than a few.
+    """
+    varying = [t for t in tests if t.p_min < 1]
+    if not varying or math.prod(t.p_min for t in varying) > alpha:
+        return None
+    groups: dict[tuple[tuple[int, float], ...], int] = {}
+    for test in varying:
+        key = tuple(sorted(test.null.items()))
+        groups[key] = groups.get(key, 0) + 1
+    rng = np.random.default_rng(seed)
+    total = np.zeros(DRAWS, dtype=np.int64)
+    for key, cases in groups.items():
+        values = np.array([value for value, _ in key], dtype=np.int64)
+        chances = np.array([chance for _, chance in key])
+        total += rng.multinomial(cases, chances / chances.sum(), size=DRAWS) @ values
+    observed = sum(t.score for t in varying)
+    return float((1 + np.count_nonzero(total >= observed)) / (1 + DRAWS))
+
+
+def _base_rejects(cases: Sequence[CaseEquality], alpha: float) -> tuple[list[bool], float | None]:
+    """Base against base, both ways: which cases reject (Holm after Tarone over cases and ways), and the combined p
+    over cases (Bonferroni over the ways; None when there is nothing to test)."""
+    flat = [(i, test) for i, case in enumerate(cases) for test in case.base_tests]
+    rejects = [False] * len(cases)
+    for (i, _), p in zip(flat, holm_tarone([t for _, t in flat], alpha), strict=True):
+        rejects[i] |= p is not None and p <= alpha
+    ways = max((len(case.base_tests) for case in cases), default=0)
+    ps = [
+        combined_p([c.base_tests[w] for c in cases if len(c.base_tests) > w], alpha / ways, seed=w + 1)
+        for w in range(ways)
+    ]
+    able = [p for p in ps if p is not None]
+    return rejects, min(1.0, ways * min(able)) if able else None
+
+
+def _separated(case: CaseEquality) -> bool:
+    """The base gave one output, the candidate only others, with enough repeats on both sides."""
+    enough = min(case.repeats_base, case.repeats_candidate) >= RULE_REPEATS
+    return enough and case.distinct_base == 1 and case.shared == 0
+
+
+def _nothing_new(case: CaseEquality, alpha: float) -> bool:
+    """Every candidate output is one the base gave too, with repeats that could have shown otherwise."""
+    possible = 2 / math.comb(case.repeats_base + case.repeats_candidate, case.repeats_base)
+    return case.shared == case.distinct_candidate and possible <= alpha
+
+
+def _judge(case: CaseEquality, p: float | None, base_rejects: bool, alpha: float) -> JudgedCase:
+    seen = (
+        f"{case.distinct_base} distinct in {case.repeats_base} of the base, {case.distinct_candidate} in "
+        f"{case.repeats_candidate} of the candidate, {case.shared} shared"
+    )
+    if case.distinct_base == case.distinct_candidate == case.shared == 1:
+        verdict, reason = (
+            IDENTICAL,
+            f"one output in all {case.repeats_base + case.repeats_candidate} requests",
+        )
+    elif case.test is None:
+        verdict, reason = NO_FLOOR, f"{seen}; measure the floor with --repeats 5 or a second base deployment"
+    elif base_rejects:
+        verdict, reason = BASE_DIFFERS, f"{seen}; base deployments differ by more than their own repeats do"
+    elif p is not None and p <= alpha:
+        verdict, reason = DIFFERENT, f"{seen}; p = {p:.2g} after correction for the number of cases"
+    elif _separated(case):
+        verdict, reason = DIFFERENT, f"{seen}; the base always gave one output and the candidate never did"
+    elif p is not None:
+        verdict, reason = WITHIN, f"{seen}; p = {p:.2g} after correction for the number of cases"
+    elif _nothing_new(case, alpha):
+        verdict, reason = WITHIN, f"{seen}; the candidate gave nothing that the base did not give"
+    else:
+        verdict = TOO_FEW
+        reason = f"{seen}; no split of these outputs could reach p = {alpha:g}, use more --repeats"
+    return JudgedCase(case.case, verdict, p, reason, case)
+
+
+def _overall(
+    judged: Sequence[JudgedCase], combined: float | None, base_p: float | None, alpha: float
+) -> tuple[str, str]:
+    """The word over all cases, and why. A case that is different decides alone; else the combined test does."""
+    words = Counter(case.verdict for case in judged)
+    if words[IDENTICAL] == len(judged):
+        return IDENTICAL, f"all {len(judged)} cases gave one and the same output"
+    if words[DIFFERENT]:
+        return DIFFERENT, f"{words[DIFFERENT]} of {len(judged)} cases are different"
+    if words[BASE_DIFFERS] or (base_p is not None and base_p <= alpha):
+        how = "" if base_p is None else f" (base/base p = {base_p:.2g})"
+        return BASE_DIFFERS, f"redeploying the baseline changes its outputs{how}"
+    if combined is not None and combined <= alpha:
+        return DIFFERENT, f"outputs changed over all cases together (combined p = {combined:.2g})"
+    if words[NO_FLOOR]:
+        return NO_FLOOR, f"{words[NO_FLOOR]} of {len(judged)} cases differ and the base ran once"
+    if combined is not None:
+        return WITHIN, f"over all cases together the base differs from itself as much (p = {combined:.2g})"
+    if words[TOO_FEW]:
+        return (
+            TOO_FEW,
+            f"{words[TOO_FEW]} of {len(judged)} cases differ, too few outputs for any test to reject",
+        )
+    return WITHIN, "the candidate gave nothing that the base did not give"
+
+
+def _assumption(base_p: float | None, tested: bool) -> str:
+    if not tested:
+        return "Outputs that agree need no test; where they differ, no floor was measured."
+    shown = "not measured, one base deployment or one repeat" if base_p is None else f"p = {base_p:.2g}"
+    return (
+        "Assumes each repeat is an independent draw and redeploying the baseline would not change its outputs "
+        f"(base/base: {shown})."
+    )
 
 
 def judge_cases(cases: Sequence[CaseEquality], alpha: float = 0.05, seed: int = 0) -> Equality:
-    """Verdict per case and overall: Holm after Tarone (1990) and the combined test at alpha/2 each."""
-    raise NotImplementedError
+    """Verdict per case and overall: Holm after Tarone (1990) and the combined test at alpha/2 each.
+
+    Both are run at alpha/2 because either may decide. With one repeat and two or more base deployments the pooled
+    counts hold one output per deployment; no case can be told alone, the combined test over cases still can.
+    """
+    half = alpha / 2
+    rejects, base_p = _base_rejects(cases, half)
+    adjusted = holm_tarone([case.test for case in cases], half)
+    judged = tuple(_judge(case, p, base, half) for case, p, base in zip(cases, adjusted, rejects, strict=True))
+    tests = [case.test for case in cases if case.test is not None]
+    combined = combined_p(tests, half, seed)
+    verdict, why = _overall(judged, combined, base_p, half)
+    floors = [case.within_base for case in cases if case.within_base is not None]
+    warnings = []
+    by_rule = sum(j.verdict == DIFFERENT and (j.p is None or j.p > half) for j in judged)
+    worst = sum(2.0 ** (1 - 2 * min(c.repeats_base, c.repeats_candidate)) for c in cases if c.test and c.test.p_min < 1)
+    if by_rule and worst > alpha:
+        warnings.append(
+            f"{by_rule} cases are called different by the rule 'one output against only others' and up to "
+            f"{worst:.1f} could be chance at so few repeats; use more --repeats"
+        )
+    return Equality(
+        verdict=verdict,
+        sentence=why,
+        assumption=_assumption(base_p, bool(tests)),
+        combined_p=combined,
+        base_p=base_p,
+        floor=math.fsum(floors) / len(floors) if floors else None,
+        between=math.fsum(case.between for case in cases) / len(cases) if cases else 0.0,
+        cases=judged,
+        warnings=tuple(warnings),
+    )
 
 
-def first_divergence(
-    base: Sequence[Hashable], candidate: Sequence[Hashable], around: int = 20
-) -> Divergence | None:
+def first_divergence(base: Sequence[Hashable], candidate: Sequence[Hashable], around: int = 20) -> Divergence | None:
     """Where two outputs (texts, or lists of token ids) part; None when they are equal."""
-    raise NotImplementedError
+    length = min(len(base), len(candidate))
+    index = next((i for i in range(length) if base[i] != candidate[i]), length)
+    if index == len(base) == len(candidate):
+        return None
+    end = index + around
+    return Divergence(index, base[max(0, index - around) : index], base[index:end], candidate[index:end])
+
+
+def mcnemar(only_base: int, only_candidate: int) -> float:
+    """Exact two-sided McNemar p over the discordant pairs: a sign test (McNemar 1947), 1.0 without any."""
+    n = only_base + only_candidate
+    tail = sum(math.comb(n, k) for k in range(min(only_base, only_candidate) + 1))
+    return min(1.0, float(2 * tail / 2**n))
 
 
 def pass_rates(base: Sequence[bool], candidate: Sequence[bool]) -> PassRates:
     """Exact McNemar test; `base[i]` and `candidate[i]` are the same (case, repeat)."""
-    raise NotImplementedError
+    only_base = sum(a and not b for a, b in zip(base, candidate, strict=True))
+    only_candidate = sum(b and not a for a, b in zip(base, candidate, strict=True))
+    discordant = only_base + only_candidate
+    reason = None
+    if mcnemar(0, discordant) > 0.05:
+        reason = f"{discordant} pairs differ, six are the fewest that could reject at 5%"
+    p = None if reason else mcnemar(only_base, only_candidate)
+    return PassRates(len(base), sum(base), sum(candidate), only_base, only_candidate, p, reason)

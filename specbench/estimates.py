@@ -1,14 +1,18 @@
 """Ratios (candidate / base) with intervals that hold, or the reason why there is none.
 
-Everything works on natural logs of times (E2EL, TTFT, TPOT), in schedule order. A statement is about a weighted mean
-of case effects, so `overall`, one family and `--mix` are the same code with other weights. compare.py builds one
-`Runs` per metric and load and calls `estimate`. Formulas, sources and calibration: docs/statistics.md.
+Everything works on natural logs of times (E2EL, TTFT, TPOT), in schedule order. A statement is about a weighted
+mean of case effects, so overall, one family and --mix are the same code with other weights. compare.py builds one
+`Runs` per metric and load and calls `estimate`. The functions above `estimate` take any leading axes (deployments
+here, replicates in benchmarks/calibration.py). Formulas, sources and calibration: docs/statistics.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +20,42 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+BATCHES = 5  # contiguous batches of a run; noise that is forgotten within one of them is accounted for
+MIN_REQUESTS = 45  # of a run, for any interval from one pair
+MIN_EFFECTIVE = 30.0  # independent requests that a run must be worth
+DRIFT_SHIFTS = 2.0  # an interval is never narrower than this many shifts between the halves of its run
+MIN_REPEATS_CASE = 3
+MIN_CASES = 12  # fewer prompts cannot show the shape of their effects
+SYMMETRIC_CASES = 30  # from here on skewed effects are covered too
+MIN_CASES_ONE_REPEAT = 300  # one repeat on one pair: noise is only seen through many cases
+
+FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no clear difference"
+IN_THIS_PAIR = " in this pair"
+CANNOT_SAY = "cannot say from this pair"
+
+THESE_REQUESTS = (
+    "These requests on these two deployments. Assumes run noise is forgotten within a fifth of the run; "
+    "says nothing about a redeploy."
+)
+THIS_CASE = "This case on these deployments. Assumes independent repeats; says nothing about a redeploy."
+PROMPTS = (
+    "Prompts drawn like these, families in these proportions. Assumes cases are independent draws and their "
+    "effects not strongly skewed."
+)
+DEPLOYMENTS = (
+    "Any deployment like these, this inventory. Assumes independent redeploys, equal spread in both modes, "
+    "alternating order; t on {df} df."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Runs:
     """One metric of d deployments per side, requests in schedule order.
 
-    `base`, `candidate`: [deployments, n] natural logs; column j is the same (case, repeat) on every row; NaN where a
-    request has no value for this metric (that column is then left out of every row, and a warning says so).
-    `case`: [n] case index 0..C-1. `family`: [C] index into `families`. `order`: the sides of all deployments in
-    order of their start, e.g. ("base", "candidate", "candidate", "base"); None when unknown.
+    `base`, `candidate`: [d, n] natural logs; column j is the same (case, repeat) on every row, row k of both sides
+    is pair k; NaN where a request has no value for this metric (its column is then left out of every row, and a
+    warning says so). `case`: [n] case index 0..C-1. `family`: [C] index into `families`. `order`: the sides of all
+    deployments in order of their start, e.g. ("base", "candidate", "candidate", "base"); None when unknown.
     """
 
     base: Floats
@@ -40,8 +71,8 @@ class Summary:
     """A ratio, its 95% interval or the reason for none, in the manner of benchstat: warnings are data.
 
     `ratio` is None only when nothing was measured. `low` and `high` are both None or both set; when None, `reason`
-    says why and what would lift it. `assumption` is printed under the number. `base`, `candidate`: geometric means in
-    the metric's unit. `median_ratio` describes, it concludes nothing.
+    says why and what would lift it. `assumption` is printed under the number. `base`, `candidate`: geometric means
+    in the metric's unit. `median_ratio` describes, it concludes nothing.
     """
 
     ratio: float | None
@@ -57,24 +88,24 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """What would sharpen the result: `bottleneck` is "requests", "cases" or "deployments"; `sentence` is ready to
-    print and names numbers ("about 12 repeats instead of 5 …"); `low`, `high` its range."""
+    """What would sharpen the result: `bottleneck` is "requests", "cases" or "deployments"; `low` to `high` is how
+    many of them in all (deployments: per mode); `sentence` is ready to print."""
 
     bottleneck: str
-    low: int | None
-    high: int | None
+    low: int
+    high: int
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table: `overall` (or the mix) or one family.
+    """One line of the table: `overall` (`mix` with --mix) or one family.
 
-    `verdict` is one of `faster`, `slower`, `no clear difference` (d >= 2 per side, alternating), the same three with
-    ` in this pair` (d = 1), or `cannot say from this pair`; `why` says what it rests on. `interval` is the Summary the
-    verdict rests on. `these_requests` and `prompts` are the two statements. `redeploy_spread`: standard deviation of a
-    deployment's mean log within one mode (None at d = 1), 0.03 means about 3%. `primary`: named beforehand; the rest
-    read "5% each, not together".
+    `verdict` is one of `faster`, `slower`, `no clear difference` (two or more deployments per mode, alternating),
+    the same three with ` in this pair`, or `cannot say from this pair`; `why` says what it rests on. `interval` is
+    the Summary that the verdict rests on; `these_requests` and `prompts` are the two statements. `redeploy_spread`:
+    standard deviation of a deployment's mean log within one mode (None with one pair), 0.03 means about 3%.
+    `primary`: named beforehand; the other lines read "5% each, not together".
     """
 
     name: str
@@ -90,8 +121,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All lines of one metric at one load; `cases[i]` is the Summary of case i (statement: this case, these
-    deployments). `effective`: what the n requests are worth as independent ones (smallest over pairs); `requests`: n."""
+    """All lines of one metric at one load; `cases[i]` is the Summary of case i on these deployments. `requests`: n
+    per run; `effective`: what they are worth as independent ones (the least of the pairs; None with one repeat)."""
 
     overall: Line
     families: tuple[Line, ...]
@@ -101,23 +132,531 @@ class Estimates:
     warnings: tuple[str, ...]
 
 
+# --- Student's t
+
+
+@lru_cache(maxsize=256)
+def t_quantile(p: float, df: float) -> float:
+    """Student's t by its angle: t = sqrt(df) tan(a), a has density ~ cos(a)^(df-1). df >= 1, fractional too."""
+    angle = np.linspace(-np.pi / 2, np.pi / 2, 200_001)
+    density = np.cos(angle).clip(0) ** (df - 1)
+    mass = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(df) * math.tan(float(np.interp(p, mass / mass[-1], angle)))
+
+
+@lru_cache(maxsize=1)
+def _t975_curve() -> Any:
+    """log t(.975) as a polynomial in 1/df: smooth, so 30 nodes reach a relative error below 1e-6."""
+    curve = np.vectorize(lambda x: math.log(t_quantile(0.975, 1 / x)))
+    return np.polynomial.Chebyshev.interpolate(curve, 30, domain=[0, 1])
+
+
+def t975(df: npt.ArrayLike) -> Floats:
+    """The 0.975 quantile for an array of degrees of freedom >= 1."""
+    return np.asarray(np.exp(_t975_curve()(1 / np.maximum(np.asarray(df, dtype=np.float64), 1.0))))
+
+
+def verdict_power(effect: float, spread: float, deployments: int) -> float:
+    """Power of the verdict: two-sided t test at 5% on `deployments` means per mode with standard deviation `spread`
+    (logs) when the ratio is 1 + effect; exact, the noncentral t integrated over its chi-square."""
+    df = 2 * deployments - 2
+    shift = abs(math.log1p(effect)) / (spread * math.sqrt(2 / deployments))
+    chi2 = np.linspace(1e-6, df + 12 * math.sqrt(2 * df) + 20, 20_001)
+    weight = np.exp((df / 2 - 1) * np.log(chi2) - chi2 / 2)
+    limit = t_quantile(0.975, df) * np.sqrt(chi2 / df)
+    normal = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
+    return float((weight * (normal(shift - limit) + normal(-shift - limit))).sum() / weight.sum())
+
+
+def deployments_needed(spread: float, effect: float) -> int:
+    """Least deployments per mode, 2 to 200, whose t test finds `effect` (0.1 = 10%) with about 80% power."""
+    for d in range(2, 200):
+        reach = (t_quantile(0.975, 2 * d - 2) + t_quantile(0.8, 2 * d - 2)) * spread * math.sqrt(2 / d)
+        if reach <= abs(math.log1p(effect)):
+            return d
+    return 200
+
+
+# --- One pair: noise within its runs
+
+
+class Layout(NamedTuple):
+    """Where the requests of each case lie in the schedule: `case` [n], `order` [n] sorts by case, `starts` [C]
+    into that order, `repeats` [C]. Every case has at least one request."""
+
+    case: Ints
+    order: Ints
+    starts: Ints
+    repeats: Floats
+
+
+def layout(case: Ints) -> Layout:
+    repeats = np.bincount(case)
+    starts = np.concatenate([[0], np.cumsum(repeats)[:-1]])
+    return Layout(case, np.argsort(case, kind="stable"), starts, repeats.astype(np.float64))
+
+
+def case_means(lay: Layout, y: Floats) -> Floats:
+    """[..., n] in schedule order to [..., C]."""
+    return np.asarray(np.add.reduceat(y[..., lay.order], lay.starts, axis=-1) / lay.repeats)
+
+
+def residuals(lay: Layout, y: Floats) -> Floats:
+    return np.asarray(y - case_means(lay, y)[..., lay.case])
+
+
+def case_variances(lay: Layout, y: Floats) -> Floats:
+    """Variance of one request per case, R - 1 in the divisor; 0 for a single repeat."""
+    squares = case_means(lay, residuals(lay, y) ** 2) * lay.repeats
+    return np.asarray(squares / np.maximum(lay.repeats - 1, 1))
+
+
+def satterthwaite(parts: Floats, df: Floats) -> tuple[Floats, Floats]:
+    """Sum of independent variance parts [..., k] and its effective df (Welch 1947, the df + 2 form), clipped to
+    what its parts allow."""
+    total = parts.sum(-1)
+    spread = np.maximum((parts**2 / (df + 2)).sum(-1), 1e-300)
+    return total, np.clip(total**2 / spread - 2, df.min(), df.sum())
+
+
+def inflation(lay: Layout, y: Floats) -> Floats:
+    """How many requests of this series are worth one independent request: 1 + 2 sum of autocorrelations.
+
+    Residuals are scaled by their case; the sum stops with the initial positive sequence (Geyer 1992).
+    """
+    n = y.shape[-1]
+    scale = np.sqrt(case_variances(lay, y))
+    e = residuals(lay, y) / np.where(scale > 0, scale, 1)[..., lay.case]
+    power = np.abs(np.fft.rfft(e - e.mean(-1, keepdims=True), 2 * n)) ** 2
+    r = np.fft.irfft(power)[..., :n]
+    r = r / np.maximum(r[..., :1], 1e-300)
+    lags = 2 * max(1, n // 4)
+    pairs = r[..., 0:lags:2] + r[..., 1:lags:2]
+    positive = np.cumprod(pairs > 0, axis=-1)
+    return np.asarray(np.maximum(1.0, 2 * (pairs * positive).sum(-1) - 1))
+
+
+def effective_requests(lay: Layout, base: Floats, candidate: Floats) -> Floats:
+    """n over the largest inflation of the paired differences, the base and the candidate. Short runs hide slow
+    noise from one series; three looks let through a third as many of them."""
+    worst = np.maximum(inflation(lay, base), inflation(lay, candidate))
+    return np.asarray(base.shape[-1] / np.maximum(worst, inflation(lay, candidate - base)))
+
+
+def iid_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
+    """Half width if repeats were independent: every case with its own two variances."""
+    used = weights > 0
+    scale = weights[used] ** 2 / lay.repeats[used]
+    parts = [case_variances(lay, side)[..., used] * scale for side in (base, candidate)]
+    variance, df = satterthwaite(np.concatenate(parts, -1), np.tile(np.maximum(lay.repeats[used] - 1, 1), 2))
+    return np.asarray(t975(df) * np.sqrt(variance))
+
+
+def _influence(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
+    """What each position of the schedule adds to the effect, around the effect itself."""
+    return np.asarray(residuals(lay, candidate - base) * (weights / lay.repeats)[lay.case])
+
+
+def batch_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
+    """Half width from five contiguous batches of the schedule (batch means; clusters): whatever is forgotten within
+    a fifth of the run is in it."""
+    moved = _influence(lay, weights, base, candidate)
+    sums = np.stack([part.sum(-1) for part in np.array_split(moved, BATCHES, axis=-1)], -1)
+    used = weights > 0
+    n, cases = lay.repeats[used].sum(), used.sum()
+    return np.asarray(t975(BATCHES - 1) * np.sqrt(BATCHES * sums.var(-1, ddof=1) * n / max(n - cases, 1)))
+
+
+def drift_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
+    """Twice the shift of the effect between the halves of the run: a drift or a step moves the mean by about half
+    of it, and batches cannot see that."""
+    moved = _influence(lay, weights, base, candidate)
+    return np.asarray(DRIFT_SHIFTS * 4 * np.abs(moved[..., moved.shape[-1] // 2 :].sum(-1)))
+
+
+def pair_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
+    """The widest of three: independent repeats, five batches, drift."""
+    runs = lay, weights, base, candidate
+    return np.maximum(iid_half_width(*runs), np.maximum(batch_half_width(*runs), drift_half_width(*runs)))
+
+
+# --- Many cases, several deployments
+
+
+def stratified_half_width(effects: Floats, weights: Floats, family: Ints) -> Floats:
+    """Half width over prompts: case effects [..., C] vary within their family (Cochran, Sampling Techniques). Each
+    family with weight needs two cases."""
+    parts, dfs = [], []
+    for f in np.unique(family[weights > 0]):
+        mine = family == f
+        size = mine.sum()
+        parts.append(weights[mine].sum() ** 2 * effects[..., mine].var(-1, ddof=1) / size)
+        dfs.append(size - 1.0)
+    variance, df = satterthwaite(np.stack(parts, -1), np.array(dfs))
+    return np.asarray(t975(df) * np.sqrt(variance))
+
+
+def deployment_half_width(base: Floats, candidate: Floats) -> tuple[Floats, Floats]:
+    """Half width and redeploy spread from deployment means [..., d] of both sides: t on 2d - 2 df."""
+    d = base.shape[-1]
+    spread = np.sqrt((base.var(-1, ddof=1) + candidate.var(-1, ddof=1)) / 2)
+    return np.asarray(t975(2 * d - 2) * spread * math.sqrt(2 / d)), spread
+
+
+def alternates(order: tuple[str, ...]) -> bool:
+    """Each two successive deployments are one of each side, as in base, candidate, candidate, base."""
+    couples = zip(order[0::2], order[1::2], strict=False)
+    return len(order) % 2 == 0 and all(first != second for first, second in couples)
+
+
+# --- Statements about one experiment
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Runs without missing values, and what every statement needs of them."""
+
+    base: Floats
+    candidate: Floats
+    lay: Layout
+    family: Ints
+    effective: float
+    order: tuple[str, ...] | None
+
+    @property
+    def pairs(self) -> int:
+        return int(self.base.shape[0])
+
+    @property
+    def requests(self) -> int:
+        return int(self.base.shape[1])
+
+    @property
+    def one_repeat(self) -> bool:
+        return bool(self.lay.repeats.max() == 1)
+
+
+def _medians(lay: Layout, y: Floats) -> Floats:
+    """Median per case, [d, n] to [d, C]."""
+    ranked = np.stack([row[np.lexsort((row, lay.case))] for row in y])
+    below = lay.starts + ((lay.repeats - 1) // 2).astype(np.int64)
+    above = lay.starts + (lay.repeats // 2).astype(np.int64)
+    return np.asarray((ranked[:, below] + ranked[:, above]) / 2)
+
+
+def _summary(
+    data: _Data, weights: Floats, half: float | None, reason: str | None, assumption: str, *warnings: str
+) -> Summary:
+    base = float((case_means(data.lay, data.base) @ weights).mean())
+    candidate = float((case_means(data.lay, data.candidate) @ weights).mean())
+    effect = float((case_means(data.lay, data.candidate - data.base) @ weights).mean())
+    median = float(((_medians(data.lay, data.candidate) - _medians(data.lay, data.base)) @ weights).mean())
+    if half is not None and half <= 1e-12:
+        half, reason = None, "the times do not vary at all, so there is no noise to judge by; check the input"
+    low, high = (None, None) if half is None else (math.exp(effect - half), math.exp(effect + half))
+    return Summary(
+        math.exp(effect), low, high, reason, assumption, math.exp(base), math.exp(candidate), math.exp(median),
+        warnings,
+    )  # fmt: skip
+
+
+def _repeats_for(data: _Data, requests: float) -> int:
+    """Repeats of this inventory that make `requests` requests, at least one more than now."""
+    cases = len(data.lay.repeats)
+    return max(math.ceil(requests / cases), int(data.lay.repeats.max()) + 1)
+
+
+def _refusal(data: _Data) -> str | None:
+    """Why no interval can come from the noise within these runs, and what would lift it."""
+    n = data.requests
+    if data.one_repeat:
+        return "one repeat cannot tell noise from differences between cases; use --repeats 5 or more"
+    if n < MIN_REQUESTS:
+        return f"{n} requests are too few, 45 at least; use --repeats {_repeats_for(data, MIN_REQUESTS)}"
+    if data.effective < MIN_EFFECTIVE:
+        wanted = MIN_EFFECTIVE * n / data.effective
+        return (
+            f"requests drift together: n = {n} are worth {data.effective:.0f} independent ones, 30 at least; "
+            f"run too short for how slowly its noise changes, use about --repeats {_repeats_for(data, wanted)}"
+        )
+    return None
+
+
+def _pair_half(data: _Data, weights: Floats) -> float:
+    halves = pair_half_width(data.lay, weights, data.base, data.candidate)
+    return float(np.sqrt((halves**2).sum()) / data.pairs)
+
+
+def _these_requests(data: _Data, weights: Floats) -> Summary:
+    reason = _refusal(data)
+    assumption = THESE_REQUESTS if data.pairs == 1 else THESE_REQUESTS.replace("two deployments", "deployments")
+    return _summary(data, weights, None if reason else _pair_half(data, weights), reason, assumption)
+
+
+def _one_repeat_half(data: _Data, weights: Floats, effects: Floats) -> float:
+    """One repeat on one pair: case differences around their family in schedule order, as if they were noise."""
+    means = np.bincount(data.family, effects) / np.maximum(np.bincount(data.family), 1)
+    moved = ((effects - means[data.family]) * weights)[data.lay.case]
+    sums = np.array([part.sum() for part in np.array_split(moved, BATCHES)])
+    used = weights > 0
+    spare = used.sum() / max(used.sum() - len(np.unique(data.family[used])), 1)
+    drift = DRIFT_SHIFTS * 4 * abs(moved[len(moved) // 2 :].sum())
+    return max(float(t975(BATCHES - 1)) * math.sqrt(BATCHES * sums.var(ddof=1) * spare), float(drift))
+
+
+def _too_few_cases(data: _Data, weights: Floats) -> str | None:
+    used = weights > 0
+    cases = int(used.sum())
+    if cases < MIN_CASES:
+        return f"{cases} prompts are too few to know their shape, {MIN_CASES} at least; add cases"
+    if np.bincount(data.family[used])[np.unique(data.family[used])].min() < 2:
+        return "a family with one prompt says nothing about its spread; add a case to it"
+    if data.pairs == 1 and data.one_repeat and cases < MIN_CASES_ONE_REPEAT:
+        return (
+            f"one repeat of {cases} prompts on one pair, {MIN_CASES_ONE_REPEAT} prompts at least; "
+            "use --repeats 5 or a second pair of deployments"
+        )
+    if data.pairs == 1 and not data.one_repeat:
+        return _refusal(data)
+    return None
+
+
+def _prompts(data: _Data, weights: Floats, deployment_half: float | None) -> Summary:
+    """Prompts like these: case spread, and on top the noise of one pair or the spread of several deployments."""
+    assumption = PROMPTS if data.pairs > 1 else PROMPTS + " On these two deployments."
+    reason = _too_few_cases(data, weights)
+    if reason is None and data.pairs > 1 and deployment_half is None:
+        reason = "deployments do not alternate; redeploy in the order base, candidate, candidate, base"
+    if reason:
+        return _summary(data, weights, None, reason, assumption)
+    effects = case_means(data.lay, data.candidate - data.base).mean(0)
+    half = float(stratified_half_width(effects, weights, data.family))
+    if deployment_half is not None:
+        half = math.hypot(half, deployment_half)
+    elif data.one_repeat:
+        half = max(half, _one_repeat_half(data, weights, effects))
+    else:
+        half = math.hypot(half, _pair_half(data, weights))
+    few = int((weights > 0).sum()) < SYMMETRIC_CASES
+    warning = ("fewer than 30 prompts: holds only if their effects are spread symmetrically",) if few else ()
+    return _summary(data, weights, half, None, assumption, *warning)
+
+
+def _order_reason(data: _Data) -> str | None:
+    if data.order is None:
+        return "the order of the deployments is unknown; a drift would look like an effect"
+    if not alternates(data.order):
+        return (
+            f"the deployments did not alternate ({', '.join(data.order)}): a drift would look like an effect; "
+            "redeploy in the order base, candidate, candidate, base"
+        )
+    return None
+
+
+def _order_warning(order: tuple[str, ...]) -> tuple[str, ...]:
+    sides = [sum(i for i, side in enumerate(order) if side == name) for name in sorted(set(order))]
+    if len(sides) == 2 and 2 * abs(sides[0] - sides[1]) >= len(order):
+        return ("one side always came first: a steady drift counts as its effect; reverse every other pair",)
+    return ()
+
+
+def _deployments(data: _Data, weights: Floats) -> tuple[Summary, float, float]:
+    """The statement over deployments, its half width and the redeploy spread."""
+    means = [case_means(data.lay, side) @ weights for side in (data.base, data.candidate)]
+    half, spread = deployment_half_width(*means)
+    reason = _order_reason(data)
+    warnings = () if reason or data.order is None else _order_warning(data.order)
+    assumption = DEPLOYMENTS.format(df=2 * data.pairs - 2)
+    summary = _summary(data, weights, None if reason else float(half), reason, assumption, *warnings)
+    return summary, float(half), float(spread)
+
+
+def _word(summary: Summary) -> str:
+    if summary.low is None or summary.high is None:
+        return CANNOT_SAY
+    if summary.high < 1:
+        return FASTER
+    return SLOWER if summary.low > 1 else NO_DIFFERENCE
+
+
+def _more_requests(data: _Data, half: float | None, goal: float) -> More | None:
+    n = data.requests
+    if half is None:
+        if data.one_repeat:
+            return None
+        wanted = max(MIN_REQUESTS, MIN_EFFECTIVE * n / data.effective)
+    elif half > goal:
+        wanted = n * (half / goal) ** 2
+    else:
+        return None
+    repeats = _repeats_for(data, wanted)
+    total = repeats * len(data.lay.repeats)
+    return More("requests", total, total, f"about --repeats {repeats} ({total} requests a run instead of {n})")
+
+
+def _spread_limit(spread: float, df: int) -> float:
+    """80% upper limit of a standard deviation (Browne 1995; chi-square by Wilson and Hilferty 1931)."""
+    return spread / math.sqrt((1 - 2 / (9 * df) - 0.8416 * math.sqrt(2 / (9 * df))) ** 3)
+
+
+def _more(data: _Data, line: Line, half: float | None, case_half: float | None, target: float) -> More | None:
+    """What to add so that an effect of `target` would show; names the widest part of the interval."""
+    goal = math.log1p(target)
+    within = None if line.these_requests.low is None else _half(line.these_requests)
+    if half is None or line.redeploy_spread is None:
+        return _more_requests(data, within, goal)
+    if max(half, case_half or 0.0, within or 0.0) <= goal:
+        return None
+    if case_half is not None and case_half > max(half, within or 0.0):
+        cases = math.ceil(len(data.lay.repeats) * (case_half / goal) ** 2)
+        now = len(data.lay.repeats)
+        return More("cases", cases, cases, f"about {cases} cases instead of {now} (prompts differ most)")
+    if within is not None and within > half:
+        return _more_requests(data, within, goal)
+    low = deployments_needed(line.redeploy_spread, target)
+    high = deployments_needed(_spread_limit(line.redeploy_spread, 2 * data.pairs - 2), target)
+    sentence = (
+        f"{low} to {high} deployments per mode would find {target:.0%} with 80% power, at a redeploy spread of "
+        f"{line.redeploy_spread:.1%} (known from {data.pairs} per mode); more requests do not shrink it"
+    )
+    return More("deployments", low, high, sentence)
+
+
+def _half(summary: Summary) -> float:
+    assert summary.low is not None and summary.high is not None
+    return math.log(summary.high / summary.low) / 2
+
+
+def _line(data: _Data, name: str, weights: Floats, primary: bool, target: float) -> Line:
+    these = _these_requests(data, weights)
+    spread = half = None
+    interval = these
+    if data.pairs > 1:
+        interval, half, spread = _deployments(data, weights)
+    prompts = _prompts(data, weights, half if interval.low is not None else None)
+    word = _word(interval)
+    why = interval.reason or ""
+    if word != CANNOT_SAY and data.pairs == 1:
+        word += IN_THIS_PAIR
+        why = "one deployment per mode; redeploy in reverse order to conclude"
+    elif word != CANNOT_SAY:
+        why = f"{data.pairs} deployments per mode, redeploy spread {spread:.1%}"
+    elif data.pairs == 1:
+        why += "; redeploy in reverse order to conclude"
+    line = Line(name, primary, word, why, interval, these, prompts, spread, None)
+    case_half = None
+    if prompts.low is not None:
+        effects = case_means(data.lay, data.candidate - data.base).mean(0)
+        case_half = float(stratified_half_width(effects, weights, data.family))
+    more = _more(data, line, half, case_half, target)
+    return Line(name, primary, word, why, interval, these, prompts, spread, more)
+
+
+def _case_summaries(data: _Data) -> list[Summary]:
+    """Every case with its own variances: pooling them over cases would cover 75% of the noisy ones."""
+    lay = data.lay
+    variances = np.stack([case_variances(lay, side) / lay.repeats for side in (data.base, data.candidate)], -1)
+    df = np.maximum(lay.repeats - 1, 1)
+    total = variances.sum(-1)
+    spread = np.maximum((variances**2 / (df[:, None] + 2)).sum(-1), 1e-300)
+    halves = t975(np.clip(total**2 / spread - 2, df, 2 * df)) * np.sqrt(total)
+    everywhere = np.full(len(df), 1 / len(df))
+    drift = drift_half_width(lay, everywhere, data.base, data.candidate)[:, None]
+    half = np.sqrt((np.maximum(halves, drift) ** 2).sum(0)) / data.pairs
+    means = [case_means(lay, side).mean(0) for side in (data.base, data.candidate)]
+    effects = case_means(lay, data.candidate - data.base).mean(0)
+    medians = (_medians(lay, data.candidate) - _medians(lay, data.base)).mean(0)
+    refusal = _refusal(data)
+    result = []
+    for i, effect in enumerate(effects):
+        reason = refusal
+        if lay.repeats[i] < MIN_REPEATS_CASE:
+            reason = f"{lay.repeats[i]:.0f} repeats, a case needs {MIN_REPEATS_CASE}; use --repeats 5"
+        elif reason is None and total[:, i].min() <= 1e-24:
+            reason = "the times do not vary at all, so there is no noise to judge by"
+        low, high = (None, None) if reason else (math.exp(effect - half[i]), math.exp(effect + half[i]))
+        result.append(
+            Summary(
+                math.exp(effect), low, high, reason, THIS_CASE, math.exp(means[0][i]), math.exp(means[1][i]),
+                math.exp(medians[i]),
+            )
+        )  # fmt: skip
+    return result
+
+
+NO_VALUE = Summary(
+    None,
+    None,
+    None,
+    "no request of it has a value for this metric on every side",
+    THIS_CASE,
+    None,
+    None,
+    None,
+)
+
+
+def _clean(runs: Runs) -> tuple[_Data | None, Ints, tuple[str, ...]]:
+    """Drop columns with a missing value; returns the data, the cases that are left, and warnings."""
+    if runs.base.shape != runs.candidate.shape or runs.base.shape[1:] != runs.case.shape:
+        raise ValueError("base and candidate need the same deployments and requests")
+    whole = np.isfinite(runs.base).all(0) & np.isfinite(runs.candidate).all(0)
+    cases = np.unique(runs.case[whole])
+    case = np.searchsorted(cases, runs.case[whole])
+    lost = int((~whole).sum())
+    warnings = (f"{lost} of {len(whole)} requests have no value on every side and are left out",) if lost else ()
+    if not cases.size:
+        return None, cases, warnings
+    base, candidate = runs.base[:, whole], runs.candidate[:, whole]
+    lay = layout(case.astype(np.int64))
+    effective = float(effective_requests(lay, base, candidate).min())
+    return _Data(base, candidate, lay, runs.family[cases], effective, runs.order), cases, warnings
+
+
+def _weights(data: _Data, families: tuple[str, ...], mix: Mapping[str, float] | None) -> Floats:
+    """Weight of every case: equal, or each family's share of the mix spread evenly over its cases."""
+    if mix is None:
+        return np.full(len(data.family), 1 / len(data.family))
+    unknown = sorted(set(mix) - set(families))
+    present = {families[f] for f in data.family}
+    if unknown or min(mix.values()) < 0 or not sum(mix.get(name, 0.0) for name in present):
+        raise ValueError(f"mix names {', '.join(unknown) or 'no family with a positive weight'}")
+    sizes = np.bincount(data.family, minlength=len(families))
+    share = np.array([mix.get(name, 0.0) for name in families])[data.family] / sizes[data.family]
+    return np.asarray(share / share.sum())
+
+
+def _nothing(name: str, primary: bool) -> Line:
+    return Line(name, primary, CANNOT_SAY, NO_VALUE.reason or "", NO_VALUE, NO_VALUE, NO_VALUE, None, None)
+
+
 def estimate(
     runs: Runs, mix: Mapping[str, float] | None = None, primary: str = "overall", target: float = 0.1
 ) -> Estimates:
     """Every statement of one metric at one load.
 
-    `mix`: family -> weight (normalised here; families not named weigh 0). `primary`: "overall" or a family.
-    `target`: the effect that `more` plans for (0.1 = 10%). Raises ValueError for unequal shapes or an unknown family.
+    `mix`: family -> weight (normalised here; families not named weigh 0). `primary`: "overall" (the mix, where
+    there is one) or a family. `target`: the effect that `more` plans for (0.1 = 10%). Raises ValueError for unequal
+    shapes, an unknown family or a mix without a positive weight.
     """
-    raise NotImplementedError
-
-
-def deployments_needed(spread: float, effect: float, power: float = 0.8) -> int:
-    """Least deployments per mode that find `effect` (0.1 = 10%) when a deployment mean has standard deviation
-    `spread` in logs. `test_power` gives the power of a given number."""
-    raise NotImplementedError
-
-
-def test_power(effect: float, spread: float, deployments: int) -> float:
-    """Power of the verdict's t test, exact (noncentral t)."""
-    raise NotImplementedError
+    if primary not in ("overall", *runs.families):
+        raise ValueError(f"primary names {primary}, which is no family")
+    data, kept, warnings = _clean(runs)
+    name = "overall" if mix is None else "mix"
+    if data is None:
+        lines = tuple(_nothing(family, family == primary) for family in runs.families)
+        cases = (NO_VALUE,) * len(runs.family)
+        return Estimates(_nothing(name, primary == "overall"), lines, cases, 0, None, warnings)
+    overall = _line(data, name, _weights(data, runs.families, mix), primary == "overall", target)
+    present = {runs.families[f] for f in data.family}
+    families = tuple(
+        _line(data, family, _weights(data, runs.families, {family: 1.0}), family == primary, target)
+        if family in present
+        else _nothing(family, family == primary)
+        for family in runs.families
+    )
+    every = [NO_VALUE] * len(runs.family)
+    for i, summary in zip(kept, _case_summaries(data), strict=True):
+        every[i] = summary
+    effective = None if data.one_repeat else data.effective
+    return Estimates(overall, families, tuple(every), data.requests, effective, warnings)
