@@ -280,6 +280,18 @@ def pair_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Float
     return np.maximum(iid_half_width(*runs), np.maximum(batch_half_width(*runs), drift_half_width(*runs)))
 
 
+def case_half_widths(lay: Layout, base: Floats, candidate: Floats) -> Floats:
+    """Half width of every case, [..., C]: its own two variances (pooled over cases they would cover 75% of the noisy
+    ones), never narrower than the drift of the whole run."""
+    df = np.maximum(lay.repeats - 1, 1)
+    parts = np.stack([case_variances(lay, side) / lay.repeats for side in (base, candidate)], -1)
+    total = parts.sum(-1)
+    spread = np.maximum((parts**2).sum(-1) / (df + 2), 1e-300)
+    own = t975(np.clip(total**2 / spread - 2, df, 2 * df)) * np.sqrt(total)
+    everywhere = np.full(len(df), 1 / len(df))
+    return np.asarray(np.maximum(own, drift_half_width(lay, everywhere, base, candidate)[..., None]))
+
+
 # --- Many cases, several deployments
 
 
@@ -553,16 +565,9 @@ def _line(data: _Data, name: str, weights: Floats, primary: bool, target: float)
 
 
 def _case_summaries(data: _Data) -> list[Summary]:
-    """Every case with its own variances: pooling them over cases would cover 75% of the noisy ones."""
     lay = data.lay
-    variances = np.stack([case_variances(lay, side) / lay.repeats for side in (data.base, data.candidate)], -1)
-    df = np.maximum(lay.repeats - 1, 1)
-    total = variances.sum(-1)
-    spread = np.maximum((variances**2 / (df[:, None] + 2)).sum(-1), 1e-300)
-    halves = t975(np.clip(total**2 / spread - 2, df, 2 * df)) * np.sqrt(total)
-    everywhere = np.full(len(df), 1 / len(df))
-    drift = drift_half_width(lay, everywhere, data.base, data.candidate)[:, None]
-    half = np.sqrt((np.maximum(halves, drift) ** 2).sum(0)) / data.pairs
+    half = np.sqrt((case_half_widths(lay, data.base, data.candidate) ** 2).sum(0)) / data.pairs
+    constant = (case_variances(lay, data.base) + case_variances(lay, data.candidate)).min(0) <= 1e-24
     means = [case_means(lay, side).mean(0) for side in (data.base, data.candidate)]
     effects = case_means(lay, data.candidate - data.base).mean(0)
     medians = (_medians(lay, data.candidate) - _medians(lay, data.base)).mean(0)
@@ -572,7 +577,7 @@ def _case_summaries(data: _Data) -> list[Summary]:
         reason = refusal
         if lay.repeats[i] < MIN_REPEATS_CASE:
             reason = f"{lay.repeats[i]:.0f} repeats, a case needs {MIN_REPEATS_CASE}; use --repeats 5"
-        elif reason is None and total[:, i].min() <= 1e-24:
+        elif reason is None and constant[i]:
             reason = "the times do not vary at all, so there is no noise to judge by"
         low, high = (None, None) if reason else (math.exp(effect - half[i]), math.exp(effect + half[i]))
         result.append(
@@ -600,11 +605,11 @@ def _clean(runs: Runs) -> tuple[_Data | None, Ints, tuple[str, ...]]:
     """Drop columns with a missing value; returns the data, the cases that are left, and warnings."""
     if runs.base.shape != runs.candidate.shape or runs.base.shape[1:] != runs.case.shape:
         raise ValueError("base and candidate need the same deployments and requests")
-    whole = np.isfinite(runs.base).all(0) & np.isfinite(runs.candidate).all(0)
+    whole = np.asarray(np.isfinite(np.concatenate([runs.base, runs.candidate])).all(axis=0))
     cases = np.unique(runs.case[whole])
     case = np.searchsorted(cases, runs.case[whole])
     lost = int((~whole).sum())
-    warnings = (f"{lost} of {len(whole)} requests have no value on every side and are left out",) if lost else ()
+    warnings = (f"{lost} of {whole.size} requests have no value on every side and are left out",) if lost else ()
     if not cases.size:
         return None, cases, warnings
     base, candidate = runs.base[:, whole], runs.candidate[:, whole]
