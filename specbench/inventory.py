@@ -53,6 +53,20 @@ class Inventory:
     cases: list[Case]
     sha256: str
 
+    def manifest(self) -> dict[str, Any]:
+        """What manifest.json holds of it: everything but the messages, which stand there as a digest."""
+        cases = [
+            {
+                "id": case.id,
+                "family": case.family,
+                "max_tokens": case.max_tokens,
+                "expect": case.expect,
+                "prompt_sha256": case.sha256,
+            }
+            for case in self.cases
+        ]
+        return {"name": self.name, "sha256": self.sha256, "cases": cases}
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -107,9 +121,10 @@ def schedule(inventory: Inventory, repeats: int, seed: int) -> list[Item]:
     return items
 
 
-def schedule_sha256(items: Sequence[Item]) -> str:
-    """Digest of which case is sent at which position."""
-    return _digest([[item.case.id, item.repeat] for item in items])
+def schedule_manifest(items: Sequence[Item], repeats: int, seed: int) -> dict[str, Any]:
+    """What manifest.json holds of a schedule; the digest covers which case is sent at which position."""
+    digest = _digest([[item.case.id, item.repeat] for item in items])
+    return {"sha256": digest, "requests": len(items), "repeats": repeats, "seed": seed}
 
 
 def warmup(inventory: Inventory) -> list[Item]:

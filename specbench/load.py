@@ -17,13 +17,14 @@ import asyncio
 import contextlib
 import gc
 import queue
+import signal
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ PROGRESS_INTERVAL_S = 0.25
 BUSY_SHARE, LATE_MS = 0.5, 2.0
 
 Phase = Literal["warmup", "measured"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,33 @@ async def run_load(
     return await loop.run()
 
 
+def event_loop_name() -> str:
+    """uvloop where it is installed (docs/fidelity.md has what it is worth), else asyncio."""
+    return "asyncio" if _uvloop() is None else "uvloop"
+
+
+def run_event_loop(run: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run to the end. SIGINT and SIGTERM cancel `run`, which may still tidy up and return."""
+
+    async def with_signals() -> T:
+        task = asyncio.create_task(run())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await task
+
+    uvloop = _uvloop()
+    result: T = asyncio.run(with_signals()) if uvloop is None else uvloop.run(with_signals())
+    return result
+
+
+def _uvloop() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop
+
+
 class _Load:
     def __init__(
         self,
@@ -145,10 +174,11 @@ class _Load:
 
     async def run(self) -> LoadResult:
         self._loop = asyncio.get_running_loop()
-        self._started_ns = self._ended_ns = perf_counter_ns()
-        self._tasks = {asyncio.create_task(self._user(number)) for number in range(self._users)}
-        ticker = asyncio.create_task(self._tick())
         with self._writer, _frozen_heap():
+            self._health = _Health(self._transport)
+            self._started_ns = self._ended_ns = perf_counter_ns()
+            self._tasks = {asyncio.create_task(self._user(number)) for number in range(self._users)}
+            ticker = asyncio.create_task(self._tick())
             try:
                 await self._wait_for_users()
             finally:

@@ -75,6 +75,7 @@ class ResultDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -96,11 +97,12 @@ class ResultDirectory:
         write_atomically(self.path / name, json_bytes(value))
 
     def discard(self) -> None:
-        """Take the directory back: nothing in it was measured."""
+        """Leave the place as it was found: nothing in it was measured."""
         self._requests.close()
         for file in self.path.iterdir():
             file.unlink()
-        self.path.rmdir()
+        if self._is_new:
+            self.path.rmdir()
 
     def close(self) -> None:
         """Put everything appended on disk."""
@@ -293,6 +295,32 @@ def summarize(
         "client": client,
         "warnings": list(warnings),
     }
+
+
+def summary_table(directory: Path, manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """The summary for a person: a line per family and the sentences below it."""
+    requests, server = summary["requests"], summary["server"]
+    lines = [f"{'family':<16}{'n':>6}{'TTFT p50':>12}{'E2EL p50':>12}{'TPOT p50':>12}{'tok/chunk':>11}   (ms)"]
+    for name, metrics in [*summary["metrics"]["families"].items(), ("overall", summary["metrics"]["overall"])]:
+        row = "".join(f"{_milliseconds(metrics[of]['p50']):>12}" for of in ("ttft_s", "e2el_s", "tpot_s"))
+        chunk = summary["tokens_per_chunk"]["families"].get(name, summary["tokens_per_chunk"]["overall"])
+        per_chunk = "-" if chunk is None else f"{chunk:.2f}"
+        lines.append(f"{name[:15]:<16}{metrics['e2el_s']['n']:>6}{row}{per_chunk:>11}")
+    rate, accepted = summary["throughput"]["tokens_per_s"], server["acceptance_rate"]
+    lines.append(
+        f"{directory}: {summary['status']}, {requests['ok']} of {requests['scheduled']} ok, mode {manifest['mode']}"
+        + (f", {rate:.0f} tokens/s" if rate is not None else "")
+        + (f", {accepted:.0%} of drafted tokens accepted" if accepted is not None else "")
+    )
+    if manifest["stopped"]:
+        lines.append(f"stopped early: {manifest['stopped']}")
+    outcomes = {name: count for name, count in requests["outcomes"].items() if name != "ok"}
+    lines += [f"{count} requests ended as {name}" for name, count in outcomes.items()]
+    return "\n".join([*lines, *(f"warning: {sentence}" for sentence in summary["warnings"])])
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:

@@ -276,17 +276,13 @@ def _public(version: str | None) -> str | None:
 
 
 async def count_prompt_tokens(
-    client: httpx.AsyncClient, cases: Sequence[Case], model: str, template: Mapping[str, Any]
+    client: httpx.AsyncClient, cases: Sequence[Case], request: Mapping[str, Any]
 ) -> dict[str, int] | None:
     """Prompt tokens per case id by the server's own POST /tokenize; None where it does not take conversations."""
+    shared = {"model": request["model"], "chat_template_kwargs": request["chat_template_kwargs"]}
     counts: dict[str, int] = {}
     for case in cases:
-        body = {
-            "model": model,
-            "messages": case.messages,
-            "add_generation_prompt": True,
-            "chat_template_kwargs": dict(template),
-        }
+        body = {**shared, "messages": case.messages, "add_generation_prompt": True}
         try:
             answer = await client.post("tokenize", json=body)
             counts[case.id] = int(answer.raise_for_status().json()["count"])
@@ -422,6 +418,16 @@ def deltas(before: Metrics, after: Metrics, own_requests: int) -> dict[str, Any]
         "foreign_requests": None if succeeded is None else max(0.0, succeeded - own_requests),
         "restarted": restarted,
     }
+
+
+def warnings(server: Mapping[str, Any]) -> list[str]:
+    """Sentences for what must not happen between two scrapes; compare.py turns the same numbers into gates."""
+    sentences = {
+        "restarted": "the server restarted during the run",
+        "foreign_requests": "someone else sent {:g} requests to this server during the run: use a server of your own",
+        "preemptions": "the server preempted {:g} times: its KV cache is too small for this load",
+    }
+    return [sentence.format(server[name]) for name, sentence in sentences.items() if server[name]]
 
 
 def _restarted(before: Metrics, after: Metrics) -> bool | None:

@@ -300,11 +300,13 @@ class StreamTransport(httpx.AsyncBaseTransport):
     Attributes:
         opened: connections made.
         replaced: those of them that took the place of one that could not be used again.
+        proxies: addresses of the proxies in between: none here.
     """
 
     def __init__(self) -> None:
         self.opened = 0
         self.replaced = 0
+        self.proxies: list[str] = []
         self._turns = Turns()
         self._origins: dict[tuple[str, str, int], _Origin] = {}
         self._tls: ssl.SSLContext | None = None
@@ -409,6 +411,7 @@ class ProxyTransport(httpx.AsyncBaseTransport):
     def __init__(self, proxy: str) -> None:
         self.opened = 0
         self.replaced = 0
+        self.proxies = [_public(proxy)]
         try:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             self._inner = httpx.AsyncHTTPTransport(proxy=proxy, verify=tls_context(), limits=limits)

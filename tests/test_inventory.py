@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench import UserError, printable
-from specbench.inventory import Case, Inventory, read_inventory, schedule, schedule_sha256, warmup
+from specbench.inventory import Case, Inventory, read_inventory, schedule, schedule_manifest, warmup
 
 ROOT = Path(__file__).parents[1]
 GOOD = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "hello"}]}
@@ -88,12 +88,13 @@ def test_every_repeat_holds_every_case_once(count: int, repeats: int, seed: int)
         block = items[repeat * count : (repeat + 1) * count]
         assert {item.repeat for item in block} == {repeat}
         assert sorted(item.case.id for item in block) == sorted(case.id for case in inventory.cases)
-    assert schedule_sha256(items) == schedule_sha256(schedule(inventory, repeats, seed))
+    assert schedule(inventory, repeats, seed) == items
 
 
 def test_seed_and_text_change_the_digests(tmp_path: Path) -> None:
     inventory = read_inventory(ROOT / "prompts.jsonl")
-    assert schedule_sha256(schedule(inventory, 2, 0)) != schedule_sha256(schedule(inventory, 2, 1))
+    first_seed, other_seed = (schedule_manifest(schedule(inventory, 2, seed), 2, seed) for seed in (0, 1))
+    assert first_seed["requests"] == 18 and first_seed["sha256"] != other_seed["sha256"]
     first = read_inventory(write(tmp_path / "a.jsonl", GOOD))
     other = read_inventory(write(tmp_path / "b.jsonl", {**GOOD, "messages": [{"role": "user", "content": "hello!"}]}))
     assert first.sha256 != other.sha256 and first.cases[0].sha256 != other.cases[0].sha256
