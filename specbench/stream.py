@@ -245,7 +245,7 @@ class _Event(msgspec.Struct):
     object: str | None = None
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -272,7 +272,7 @@ def _read_events(exchange: Exchange, sample: Sample) -> _Problem | None:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             malformed = malformed or ("malformed", f"{type(error).__name__}: {error} in the event {_excerpt(data)}")
             continue
-        if event.object == "error" or (event.error is not None and bytes(event.error) != b"null"):
+        if event.object == "error" or event.error is not None:
             reader.finish()
             return "stream_error", _message(data)
         reader.add(event, elapsed)
