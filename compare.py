@@ -1,0 +1,655 @@
+"""Compare result directories of two modes: same requests? same outputs? which is faster, and may one say so?
+
+    python compare.py baseline-c1 ngram-c1
+    python compare.py baseline-c1 ngram-c1 --and baseline2-c1 ngram2-c1 --json comparison.json
+    python compare.py baseline-c8 ngram-c8 --accept-floor --show copy-1
+
+Base first. Exit 0: comparable and equal. 1: not (outputs differ, or a gate fired). 2: unusable input.
+docs/comparison.md describes the table and the JSON, docs/statistics.md the method.
+"""
+
+import argparse
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbench import UserError, printable
+from specbench.equality import (
+    DIFFERENT,
+    IDENTICAL,
+    TOO_FEW,
+    WITHIN,
+    CaseEquality,
+    Equality,
+    compare_outputs,
+    first_divergence,
+    judge_cases,
+    pass_rates,
+)
+from specbench.estimates import Estimates, Line, Runs, estimate
+from specbench.pairing import METRICS, Deployment, Ints, Pair, check_gates, pair
+from specbench.results import json_bytes, tool, write_atomically
+
+FORMAT = 1
+WIDTH = 100
+NOT_COMPARABLE = "not comparable"
+_AROUND = 60  # characters of a continuation that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller decided before looking. `mix`: family -> weight, summing to 1. `primary`: overall or a family."""
+
+    mix: Mapping[str, float] | None = None
+    primary: str = "overall"
+    accept_floor: bool = False
+    allow_same_mode: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, print the table, write what was asked for; the exit code."""
+    arguments = _parser().parse_args(argv)
+    bases = [arguments.base, *(base for base, _ in arguments.more)]
+    candidates = [arguments.candidate, *(candidate for _, candidate in arguments.more)]
+    try:
+        options = Options(
+            _parse_mix(arguments.mix), arguments.primary, arguments.accept_floor, arguments.allow_same_mode
+        )
+        both = pair(bases, candidates, options.allow_same_mode)
+        result = assess(both, options)
+        if arguments.show is not None:
+            shown = show_case(both, result, arguments.show)
+        for path, content in ((arguments.json, json_bytes), (arguments.markdown, _markdown_bytes)):
+            if path is not None:
+                _write(path, content(result))
+    except UserError as error:
+        print(f"compare.py: {printable(str(error))}", file=sys.stderr)
+        return 2
+    print(table(result))
+    if arguments.show is not None:
+        print(f"\n{shown}")
+    return int(result["exit_code"])
+
+
+def compare(bases: Sequence[Path], candidates: Sequence[Path], options: Options = Options()) -> dict[str, Any]:
+    """The whole comparison as docs/comparison.md describes it. Raises UserError for input that does not pair."""
+    return assess(pair(bases, candidates, options.allow_same_mode), options)
+
+
+# ---- the comparison
+
+
+def assess(pair: Pair, options: Options) -> dict[str, Any]:
+    """Equality, ratios, gates and verdicts of two sides that pair."""
+    _check_options(pair, options)
+    order = tuple(run.side for run in pair.deployments)
+    estimates = {metric: estimate(_runs(pair, metric, order), options.mix, options.primary) for metric in METRICS}
+    by_case = _positions(pair)
+    outputs = {case["id"]: _case_outputs(pair, at) for case, at in zip(pair.cases, by_case, strict=True)}
+    equality = judge_cases([compare_outputs(case, *sides) for case, (_, sides) in outputs.items()])
+    gates = check_gates(pair)
+    cases = {
+        judged.case: {
+            "family": case["family"],
+            "verdict": judged.verdict,
+            "passes": _passes(judged.verdict, equality, options.accept_floor),
+            "p": judged.p,
+            "reason": judged.reason,
+            "compared": outputs[judged.case][0],
+            **_equality_numbers(judged.equality),
+            **_lengths(pair, at),
+            "divergence": None if judged.verdict == IDENTICAL else _divergence(pair, at, outputs[judged.case][0]),
+        }
+        for judged, case, at in zip(equality.cases, pair.cases, by_case, strict=True)
+    }
+    equal = all(case["passes"] for case in cases.values())
+    fired = [gate.name for gate in gates if gate.state == "fired"]
+    metrics = {
+        metric: _metric(pair, metric, estimates[metric], by_case, cases, fired, equal) for metric in METRICS
+    }
+    primary = next(line for line in _lines(metrics["e2el"]) if line["primary"])
+    return {
+        "format": FORMAT,
+        "tool": tool(),
+        "base": {"mode": pair.bases[0].mode, "directories": [run.name for run in pair.bases]},
+        "candidate": {"mode": pair.candidates[0].mode, "directories": [run.name for run in pair.candidates]},
+        "concurrency": pair.concurrency,
+        "repeats": pair.repeats,
+        "cases": len(pair.cases),
+        "requests": len(pair.case),
+        "exit_code": 0 if equal and not fired else 1,
+        "verdict": {
+            "line": primary["name"],
+            "mix": dict(options.mix) if options.mix else None,
+            "verdict": primary["verdict"],
+            "timing": primary["timing"],
+            "why": primary["why"],
+        },
+        "order": list(order),
+        "deployments": [_deployment(run) for run in pair.deployments],
+        "metrics": metrics,
+        "throughput": _throughput(pair),
+        "equality": {
+            "equal": equal,
+            "accept_floor": options.accept_floor,
+            "verdict": equality.verdict,
+            "sentence": equality.sentence,
+            "assumption": equality.assumption,
+            "combined_p": equality.combined_p,
+            "base_p": equality.base_p,
+            "floor": equality.floor,
+            "between": equality.between,
+            "counts": dict(Counter(case["verdict"] for case in cases.values())),
+            "cases": cases,
+        },
+        "expect": _expect(pair),
+        "gates": [asdict(gate) for gate in gates],
+        "warnings": _warnings(pair, estimates, equality, cases),
+    }
+
+
+def _check_options(pair: Pair, options: Options) -> None:
+    known = ", ".join(pair.families)
+    for family in options.mix or ():
+        if family not in pair.families:
+            raise UserError(f"--mix names the family {family!r}, which the inventory lacks; it has {known}")
+    if options.primary != "overall" and options.primary not in pair.families:
+        raise UserError(f"--primary is {options.primary!r}; name overall or one of {known}")
+
+
+def _runs(pair: Pair, metric: str, order: tuple[str, ...]) -> Runs:
+    return Runs(
+        base=np.log(np.stack([run.times[metric] for run in pair.bases])),
+        candidate=np.log(np.stack([run.times[metric] for run in pair.candidates])),
+        case=pair.case,
+        family=pair.family,
+        families=pair.families,
+        order=order,
+    )
+
+
+def _positions(pair: Pair) -> list[Ints]:
+    """Per case the positions of its requests, by repeat."""
+    return list(np.lexsort((pair.bases[0].shape[:, 1], pair.case)).reshape(len(pair.cases), pair.repeats))
+
+
+def _case_outputs(pair: Pair, at: Ints) -> tuple[str, tuple[list[list[Any]], list[list[Any]]]]:
+    """What is compared, and the outputs per side, deployment and repeat: token ids where all have them, else text."""
+    numbers = [[run.output[at].tolist() for run in side] for side in (pair.bases, pair.candidates)]
+    ids = [[[pair.outputs.packed_ids(number) for number in run] for run in side] for side in numbers]
+    if all(packed is not None for side in ids for run in side for packed in run):
+        return "token ids", (ids[0], ids[1])
+    texts = [[[pair.outputs.text(number) for number in run] for run in side] for side in numbers]
+    return "text", (texts[0], texts[1])
+
+
+def _passes(verdict: str, equality: Equality, accept_floor: bool) -> bool:
+    """Whether a case passes: identical, or, with --accept-floor, within the floor.
+
+    A case with too few repeats passes when all cases together are within the floor; and no case does when only all of
+    them together are different.
+    """
+    if verdict == IDENTICAL or not accept_floor:
+        return verdict == IDENTICAL
+    if verdict == TOO_FEW:
+        return equality.verdict == WITHIN
+    together = equality.verdict == DIFFERENT and all(case.verdict != DIFFERENT for case in equality.cases)
+    return verdict == WITHIN and not together
+
+
+def _equality_numbers(equality: CaseEquality) -> dict[str, Any]:
+    return {
+        "distinct_base": equality.distinct_base,
+        "distinct_candidate": equality.distinct_candidate,
+        "shared": equality.shared,
+        "within_base": equality.within_base,
+        "between": equality.between,
+    }
+
+
+def _lengths(pair: Pair, at: Ints) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, side in (("base", pair.bases), ("candidate", pair.candidates)):
+        result[f"tokens_{name}"] = float(np.mean([run.tokens[at].mean() for run in side]))
+        result[f"finish_{name}"] = dict(Counter(str(run.finish[position]) for run in side for position in at))
+    return result
+
+
+def _divergence(pair: Pair, at: Ints, compared: str) -> dict[str, Any] | None:
+    """Where the base's commonest output and the candidate's commonest other one part."""
+    base = _output_counts(pair.bases, at).most_common(1)[0][0]
+    # Where the candidate gave nothing else, the base alone varies: show how.
+    ranked = _output_counts(pair.candidates, at).most_common() + _output_counts(pair.bases, at).most_common()
+    other = next((number for number, _ in ranked if number != base), None)
+    if other is None:
+        return None
+    texts = first_divergence(pair.outputs.text(base), pair.outputs.text(other), around=_AROUND)
+    ids = None
+    if compared == "token ids":
+        ids = first_divergence(pair.outputs.token_ids(base), pair.outputs.token_ids(other))
+    return {
+        "token": ids.index if ids else None,
+        "character": texts.index if texts else None,
+        "before": "".join(map(str, texts.before)) if texts else None,
+        "base": "".join(map(str, texts.base)) if texts else None,
+        "candidate": "".join(map(str, texts.candidate)) if texts else None,
+    }
+
+
+def _output_counts(side: Iterable[Deployment], at: Ints) -> Counter[int]:
+    return Counter(number for run in side for number in run.output[at].tolist())
+
+
+def _metric(
+    pair: Pair,
+    metric: str,
+    estimates: Estimates,
+    by_case: Sequence[Ints],
+    cases: Mapping[str, Mapping[str, Any]],
+    fired: Sequence[str],
+    equal: bool,
+) -> dict[str, Any]:
+    """One metric as the JSON holds it; only E2EL has verdicts."""
+
+    def line(line: Line, passes: bool, at: Ints) -> dict[str, Any]:
+        values = asdict(line)
+        values["timing"] = values.pop("verdict")
+        values["verdict"] = _verdict(values["timing"], passes, fired)
+        if metric != "e2el":
+            values["timing"] = values["verdict"] = None
+        return values | _medians(pair, metric, at)
+
+    positions = np.arange(len(pair.case))
+    family_of = pair.family[pair.case]
+    families = {}
+    for number, estimated in enumerate(estimates.families):
+        passes = all(case["passes"] for case in cases.values() if case["family"] == estimated.name)
+        families[estimated.name] = line(estimated, passes, positions[family_of == number])
+    return {
+        "overall": line(estimates.overall, equal, positions),
+        "families": families,
+        "cases": {
+            case["id"]: asdict(summary) | _medians(pair, metric, at)
+            for case, summary, at in zip(pair.cases, estimates.cases, by_case, strict=True)
+        },
+        "requests": estimates.requests,
+        "effective": estimates.effective,
+        "warnings": list(estimates.warnings),
+    }
+
+
+def _verdict(timing: str, passes: bool, fired: Sequence[str]) -> str:
+    if not passes:
+        return NOT_COMPARABLE
+    return f"suspect: {', '.join(fired)}" if fired else timing
+
+
+def _medians(pair: Pair, metric: str, at: Ints) -> dict[str, float | None]:
+    """Medians over every request of a side that has a value, as jq gives them."""
+    result: dict[str, float | None] = {}
+    for name, side in (("base", pair.bases), ("candidate", pair.candidates)):
+        values = np.concatenate([run.times[metric][at] for run in side])
+        values = values[~np.isnan(values)]
+        result[f"{name}_median_s"] = float(np.median(values)) if len(values) else None
+    return result
+
+
+def _deployment(run: Deployment) -> dict[str, Any]:
+    """One deployment; `e2el_s` is its geometric mean, the number that the verdict over deployments rests on."""
+    return {
+        "directory": run.name,
+        "side": run.side,
+        "mode": run.mode,
+        "mode_verified": run.manifest["mode_verified"],
+        "service_run": run.manifest.get("service_run"),
+        "started": run.manifest["started"],
+        "ended": run.manifest.get("ended"),
+        "e2el_s": float(np.exp(np.log(run.times["e2el"]).mean())),
+        "tokens_per_s": run.summary["throughput"].get("tokens_per_s"),
+        "warnings": run.summary.get("warnings", []),
+    }
+
+
+def _throughput(pair: Pair) -> dict[str, float | None]:
+    """Mean tokens/s of a side's deployments; it has no interval: one number a deployment is too few."""
+    means: list[float | None] = []
+    for side in (pair.bases, pair.candidates):
+        values = [run.summary["throughput"].get("tokens_per_s") for run in side]
+        means.append(None if None in values else float(np.mean(values)))
+    base, candidate = means
+    ratio = candidate / base if base and candidate is not None else None
+    return {"base_tokens_per_s": base, "candidate_tokens_per_s": candidate, "ratio": ratio}
+
+
+def _expect(pair: Pair) -> dict[str, Any] | None:
+    """Pass rates of the cases that say what a right answer matches; the k-th deployments of both sides are paired."""
+    patterns = {number: re.compile(case["expect"]) for number, case in enumerate(pair.cases) if case["expect"]}
+    if not patterns:
+        return None
+    checked = [position for position, case in enumerate(pair.case.tolist()) if case in patterns]
+    known: dict[tuple[int, int], bool] = {}
+
+    def passed(side: Iterable[Deployment]) -> list[bool]:
+        flags = []
+        for run in side:
+            for position in checked:
+                key = int(pair.case[position]), int(run.output[position])
+                if key not in known:
+                    known[key] = patterns[key[0]].search(pair.outputs.text(key[1])) is not None
+                flags.append(known[key])
+        return flags
+
+    base, candidate = passed(pair.bases), passed(pair.candidates)
+    ids = [pair.cases[int(pair.case[position])]["id"] for position in checked] * len(pair.bases)
+    cases: dict[str, dict[str, int]] = {}
+    for case, one, two in zip(ids, base, candidate, strict=True):
+        counts = cases.setdefault(case, {"checked": 0, "base_passed": 0, "candidate_passed": 0})
+        counts["checked"] += 1
+        counts["base_passed"] += one
+        counts["candidate_passed"] += two
+    return {**asdict(pass_rates(base, candidate)), "cases": cases}
+
+
+# ---- warnings
+
+
+def _warnings(
+    pair: Pair, estimates: Mapping[str, Estimates], equality: Equality, cases: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Sentences about what a reader must know and no gate decides; each once."""
+    base, candidate = pair.bases[0], pair.candidates[0]
+    found: list[str] = []
+    if (base.mode, candidate.mode) == ("ngram", "baseline"):
+        found.append("Base is ngram and candidate is baseline: were they exchanged? Ratios read baseline/ngram here.")
+    if base.mode == candidate.mode:
+        found.append(f"Both sides are {base.mode}: this measures how far a mode is from itself.")
+    unverified = [run.name for run in pair.deployments if run.manifest["mode_verified"].get("how") == "not verified"]
+    if unverified:
+        found.append(f"The server did not confirm the mode of {_some(unverified)}: it is what --mode said.")
+    if any(run.record.get("revision") == "unpinned" for run in pair.deployments):
+        found.append("The model's revision is not pinned: the two sides may not have run the same weights.")
+    for key in sorted({key for run in pair.deployments for key in run.manifest["client"]}):
+        if any(run.manifest["client"].get(key) != base.manifest["client"].get(key) for run in pair.deployments):
+            found.append(f"The client differs between directories in {key}: measure both modes from one client.")
+    found += [f"{metric.upper()}: {warning}" for metric, part in estimates.items() for warning in part.warnings]
+    lines = [estimates["e2el"].overall, *estimates["e2el"].families]
+    found += [warning for line in lines for warning in (*line.interval.warnings, *line.prompts.warnings)]
+    found += equality.warnings
+    shorter = [
+        f"{case} ({of['tokens_base']:.4g} → {of['tokens_candidate']:.4g} tokens)"
+        for case, of in cases.items()
+        if of["tokens_candidate"] < of["tokens_base"]
+    ]
+    if shorter:
+        found.append(f"The candidate answered shorter, and shorter output is not faster work: {_some(shorter)}.")
+    finished = [case for case, of in cases.items() if of["finish_base"].keys() != of["finish_candidate"].keys()]
+    if finished:
+        found.append(f"The reason why an answer ended changed between the sides: {_some(finished)}.")
+    return list(dict.fromkeys(found))
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# ---- the table
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The comparison for a person, at most 100 columns wide, safe to print."""
+    head, *rows = _table_rows(result)
+    first = min(20, max(len(row[0]) for row in rows))
+    widths = [first, 9, 9, 6, 12] + [8] * (len(head) - 6)
+    widths.append(WIDTH - sum(widths) - 2 * len(widths))
+    lines = [_wrapped(printable(_headline(result)), "  "), ""]
+    for row in [head, *rows]:
+        name, *numbers, verdict = [_fit(printable(cell), width) for cell, width in zip(row, widths, strict=True)]
+        cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True)]
+        lines.append("  ".join([name.ljust(first), *cells, verdict]).rstrip())
+    return "\n".join([*lines, "", *(_wrapped(printable(sentence), "  ") for sentence in _sentences(result))])
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The same table and sentences for a pull request or an issue."""
+    head, *rows = ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in _table_rows(result)]
+    rule = "|---" + "|---:" * (head.count("|") - 3) + "|---|"
+    bullets = [f"- {_escaped(sentence)}" for sentence in _sentences(result)]
+    return "\n".join([_escaped(_headline(result)), "", head, rule, *rows, "", *bullets]) + "\n"
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    base, candidate = result["base"], result["candidate"]
+    sides = [f"{' + '.join(side['directories'])} ({side['mode']})" for side in (candidate, base)]
+    counts = [
+        _count(result["concurrency"], "user"),
+        f"{_count(result['cases'], 'case')} × {_count(result['repeats'], 'repeat')}",
+        f"{_count(len(base['directories']), 'deployment')} a side",
+    ]
+    return f"{' against '.join(sides)}: {', '.join(counts)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _table_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Head and rows. With several deployments a side the redeploy spread stands beside each effect."""
+    metrics = result["metrics"]
+    rows = [["", "base", "candidate", "ratio", "95% interval", "redeploy", "verdict"]]
+    rows += [_row(f"E2EL {line['name']}", line, _marked(line)) for line in _lines(metrics["e2el"])]
+    for metric in ("ttft", "tpot"):
+        overall = metrics[metric]["overall"]
+        rows.append(_row(f"{metric.upper()} {overall['name']}", overall, ""))
+    throughput = result["throughput"]
+    names = ("base_tokens_per_s", "candidate_tokens_per_s", "ratio")
+    rows.append(["tokens/s", *(_number(throughput[name]) for name in names), "", "", ""])
+    cases = result["equality"]["cases"].values()
+    base, candidate = (float(np.mean([case[f"tokens_{side}"] for case in cases])) for side in ("base", "candidate"))
+    ratio = candidate / base if base else None
+    rows.append(["tokens/answer", _number(base), _number(candidate), _number(ratio), "", "", ""])
+    if len(result["order"]) == 2:
+        rows = [[*row[:5], row[6]] for row in rows]
+    return rows
+
+
+def _row(name: str, line: Mapping[str, Any], verdict: str) -> list[str]:
+    interval, spread = line["interval"], line["redeploy_spread"]
+    bounds = "–" if interval["low"] is None else f"{interval['low']:.3f}–{interval['high']:.3f}"
+    medians = _time(line["base_median_s"]), _time(line["candidate_median_s"])
+    return [name, *medians, _number(interval["ratio"]), bounds, "–" if spread is None else f"±{spread:.1%}", verdict]
+
+
+def _marked(line: Mapping[str, Any]) -> str:
+    verdict = str(line["verdict"])
+    if verdict.count(",") and verdict.startswith("suspect"):
+        verdict = f"suspect: {verdict.count(',') + 1} gates"
+    return verdict if line["primary"] else f"{verdict} *"
+
+
+def _lines(metric: Mapping[str, Any]) -> list[Any]:
+    """Families, then overall; overall alone where it says the same."""
+    families = list(metric["families"].values())
+    alone = len(families) == 1 and not families[0]["primary"]
+    return [*([] if alone else families), metric["overall"]]
+
+
+def _sentences(result: Mapping[str, Any]) -> list[str]:
+    """Everything under the table, most important first."""
+    verdict = result["verdict"]
+    primary = next(line for line in _lines(result["metrics"]["e2el"]) if line["primary"])
+    of = f"mix {_mix_text(verdict['mix'])}" if verdict["line"] == "mix" else verdict["line"]
+    found = [f"Verdict ({of}): {verdict['verdict']}; {_verdict_reason(result)}"]
+    found += [f"GATE {gate['name']}: {gate['sentence']}; {gate['action']}" for gate in _in_state(result, "fired")]
+    found.append(_outputs_sentence(result["equality"]))
+    interval, prompts = primary["interval"], primary["prompts"]
+    found.append(f"Interval: {'none, ' + interval['reason'] if interval['low'] is None else interval['assumption']}")
+    if prompts["low"] is None:
+        found.append(f"Prompts like these: no interval, {prompts['reason']}")
+    else:
+        found.append(f"Prompts like these: {prompts['low']:.3f}–{prompts['high']:.3f}. {prompts['assumption']}")
+    if result["expect"]:
+        found.append(_expect_sentence(result["expect"]))
+    if primary["redeploy_spread"] is not None:
+        found.append(f"Redeploy spread: {primary['redeploy_spread']:.1%} in a mode; order {', '.join(result['order'])}")
+    if primary["more"]:
+        found.append(f"To know more: {primary['more']['sentence']}")
+    if unchecked := [gate["name"] for gate in _in_state(result, "not checked")]:
+        found.append(f"Not checked, nothing says it: {', '.join(unchecked)}")
+    found += [f"Warning: {warning}" for warning in result["warnings"]]
+    found.append("base, candidate: medians; ratio: candidate/base, of geometric means")
+    if len(_lines(result["metrics"]["e2el"])) > 1:
+        found.append("* 5% each, not together")
+    return [sentence if sentence.endswith(".") else f"{sentence}." for sentence in found]
+
+
+def _in_state(result: Mapping[str, Any], state: str) -> list[Any]:
+    return [gate for gate in result["gates"] if gate["state"] == state]
+
+
+def _verdict_reason(result: Mapping[str, Any]) -> str:
+    verdict, equality = result["verdict"], result["equality"]
+    if verdict["verdict"] != NOT_COMPARABLE:
+        return str(verdict["why"])
+    failing = [case for case, of in equality["cases"].items() if not of["passes"]]
+    reason = f"the outputs of {len(failing)} of {result['cases']} cases do not pass"
+    if not equality["accept_floor"] and equality["verdict"] == WITHIN:
+        reason += "; all together they are within the baseline's own variation, which --accept-floor passes"
+    return reason
+
+
+def _outputs_sentence(equality: Mapping[str, Any]) -> str:
+    """The overall word, then every other word with its cases."""
+    by_verdict: dict[str, list[str]] = {}
+    for case, of in equality["cases"].items():
+        by_verdict.setdefault(of["verdict"], []).append(case)
+    parts = [f"{verdict}: {_some(cases)}" for verdict, cases in by_verdict.items() if verdict != IDENTICAL]
+    if not parts:
+        return f"Outputs: {equality['sentence']}"
+    identical = len(by_verdict.get(IDENTICAL, []))
+    return f"Outputs: {equality['sentence']}; {'; '.join(parts)}; identical: {identical}. {equality['assumption']}"
+
+
+def _expect_sentence(expect: Mapping[str, Any]) -> str:
+    n, base, candidate = expect["pairs"], expect["base_passed"], expect["candidate_passed"]
+    test = f"McNemar p = {expect['p']:.2g}" if expect["p"] is not None else f"no test: {expect['reason']}"
+    return f"Expected answers: base {base} of {n}, candidate {candidate} of {n}; {test}."
+
+
+def _mix_text(mix: Mapping[str, float]) -> str:
+    return ", ".join(f"{family}={weight:g}" for family, weight in mix.items())
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1000:#.3g} ms".replace(". ", " ") if seconds < 9.995 else f"{seconds:.3g} s"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+
+
+def _fit(text: str, width: int) -> str:
+    text = text.replace("\n", " ").replace("\t", " ")
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _wrapped(paragraph: str, indent: str) -> str:
+    return textwrap.fill(paragraph, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", printable(text).replace("\n", " "))
+
+
+def _markdown_bytes(result: Mapping[str, Any]) -> bytes:
+    return markdown(result).encode()
+
+
+# ---- one case in full
+
+
+def show_case(pair: Pair, result: Mapping[str, Any], case: str) -> str:
+    """Every distinct output of a case with its counts, and where the two sides part. Raises UserError if unknown."""
+    ids = [known["id"] for known in pair.cases]
+    if case not in ids:
+        raise UserError(f"--show names the case {case!r}, which the inventory lacks; it has {_some(ids, 20)}")
+    at = _positions(pair)[ids.index(case)]
+    base, candidate = _output_counts(pair.bases, at), _output_counts(pair.candidates, at)
+    of = result["equality"]["cases"][case]
+    lines = [f"{case}: {of['verdict']}. {of['reason']}"]
+    for number in base + candidate:
+        lines.append(f"--- base {base[number]} times, candidate {candidate[number]} times:")
+        lines.append(textwrap.indent(pair.outputs.text(number), "    "))
+    if (parts := of["divergence"]) and parts["character"] is not None:
+        where = f"token {parts['token']}, character" if parts["token"] is not None else "character"
+        lines.append(f"First divergence at {where} {parts['character']}, after {parts['before']!r}:")
+        lines += [f"  - {parts['base']!r}", f"  + {parts['candidate']!r}"]
+    return "\n".join(printable(line) for line in lines)
+
+
+# ---- command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("base", type=Path, metavar="BASE", help="result directory of the base, as a rule the baseline")
+    parser.add_argument("candidate", type=Path, metavar="CANDIDATE", help="result directory of the candidate")
+    parser.add_argument(
+        "--and", dest="more", nargs=2, type=Path, action="append", default=[], metavar=("BASE", "CANDIDATE"),
+        help="another deployment of each side; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything (docs/comparison.md)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--show", metavar="CASE", help="print every distinct output of a case")
+    parser.add_argument("--mix", metavar="FAMILY=WEIGHT,…", help="weigh families by the intended traffic; sums to 1")
+    parser.add_argument(
+        "--primary", default="overall", metavar="overall|FAMILY",
+        help="the one verdict to conclude from, named before looking (default: overall, or --mix)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accept-floor", action="store_true", help="pass outputs that vary no more than the baseline's own"
+    )
+    parser.add_argument("--allow-same-mode", action="store_true", help="compare a mode with itself")
+    return parser
+
+
+def _parse_mix(text: str | None) -> dict[str, float] | None:
+    if text is None:
+        return None
+    mix: dict[str, float] = {}
+    for part in text.split(","):
+        family, separator, weight = part.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            value = -1.0
+        if not separator or not family or not 0 <= value <= 1 or family in mix:
+            raise UserError(f"--mix has {part!r}; write each family once as FAMILY=WEIGHT with a weight from 0 to 1")
+        mix[family] = value
+    if abs(sum(mix.values()) - 1) > 1e-6:
+        raise UserError(f"the weights of --mix sum to {sum(mix.values()):g}; make them sum to 1")
+    return mix
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
