@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 
@@ -48,7 +49,8 @@ class CaseEquality:
     `distinct_*`: number of distinct outputs over all deployments of the side. `within_base` (the noise floor) and
     `between`: the share of pairs of outputs that differ, base/base and base/candidate; `within_base` is None with one
     base output. `test`: base against candidate, None when either side has too few outputs. `base_tests`: base
-    deployments against each other, both ways (empty with one deployment or one repeat).
+    deployments against each other, both ways (empty with one deployment or one repeat). `exchanged`: the score after
+    exchanging one base deployment for one candidate deployment, every way (empty with one deployment of a side).
     """
 
     case: str
@@ -61,6 +63,7 @@ class CaseEquality:
     between: float
     test: ScoreTest | None
     base_tests: tuple[ScoreTest, ...]
+    exchanged: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,19 @@ def _base_tests(base: Sequence[Sequence[Hashable]], order: Sequence[Hashable]) -
     return tuple(tests)
 
 
+def _exchanged(
+    base: Sequence[Sequence[Hashable]], candidate: Sequence[Sequence[Hashable]], order: Sequence[Hashable]
+) -> tuple[int, ...]:
+    if min(len(base), len(candidate)) < 2:
+        return ()
+    scores = []
+    for i, j in product(range(len(base)), range(len(candidate))):
+        as_base = [*base[:i], candidate[j], *base[i + 1 :]]
+        as_candidate = [*candidate[:j], base[i], *candidate[j + 1 :]]
+        scores.append(score(_counts(_flat(as_base), order), _counts(_flat(as_candidate), order)))
+    return tuple(scores)
+
+
 def compare_outputs(
     case: str, base: Sequence[Sequence[Hashable]], candidate: Sequence[Sequence[Hashable]]
 ) -> CaseEquality:
@@ -220,6 +236,7 @@ def compare_outputs(
         between=1 - same_between,
         test=score_test(a, b) if n_a >= 2 else None,
         base_tests=_base_tests(base, order),
+        exchanged=_exchanged(base, candidate, order),
     )
 
 
@@ -253,7 +270,7 @@ def holm_tarone(tests: Sequence[ScoreTest | None], alpha: float) -> list[float |
 def combined_p(tests: Sequence[ScoreTest], alpha: float, seed: int = 0) -> float | None:
     """Monte Carlo p of the summed score, labels permuted within each case; None when it could not reach alpha.
 
-    Cases with the same null are drawn together as one multinomial, so thousands of cases cost no more than a few.
+    Many cases with the same null are drawn together as one multinomial, so thousands cost no more than a few.
     """
     varying = [t for t in tests if t.p_min < 1]
     if not varying or math.prod(t.p_min for t in varying) > alpha:
@@ -267,7 +284,11 @@ def combined_p(tests: Sequence[ScoreTest], alpha: float, seed: int = 0) -> float
     for key, cases in groups.items():
         values = np.array([value for value, _ in key], dtype=np.int64)
         chances = np.array([chance for _, chance in key])
-        total += rng.multinomial(cases, chances / chances.sum(), size=DRAWS) @ values
+        if cases > len(values):
+            total += rng.multinomial(cases, chances / chances.sum(), size=DRAWS) @ values
+        else:
+            drawn = np.searchsorted(np.cumsum(chances)[:-1], rng.random((cases, DRAWS)), side="right")
+            total += values[drawn].sum(axis=0)
     observed = sum(t.score for t in varying)
     return float((1 + np.count_nonzero(total >= observed)) / (1 + DRAWS))
 
@@ -300,6 +321,14 @@ def _nothing_new(case: CaseEquality, alpha: float) -> bool:
     return case.shared == case.distinct_candidate and possible <= alpha
 
 
+def _deployments_differ_as_much(cases: Sequence[CaseEquality]) -> bool:
+    """Whether some exchange of one base deployment for one candidate deployment keeps the score as high: then the
+    deployments of one mode differ as much as the modes do, and no repeat of theirs can tell these apart."""
+    observed = sum(case.test.score for case in cases if case.test)
+    ways = zip(*(case.exchanged for case in cases), strict=True)
+    return any(sum(scores) >= observed for scores in ways)
+
+
 def _judge(case: CaseEquality, p: float | None, base_rejects: bool, alpha: float) -> JudgedCase:
     seen = (
         f"{case.distinct_base} distinct in {case.repeats_base} of the base, {case.distinct_candidate} in "
@@ -314,6 +343,8 @@ def _judge(case: CaseEquality, p: float | None, base_rejects: bool, alpha: float
         verdict, reason = NO_FLOOR, f"{seen}; measure the floor with --repeats 5 or a second base deployment"
     elif base_rejects:
         verdict, reason = BASE_DIFFERS, f"{seen}; base deployments differ by more than their own repeats do"
+    elif p is not None and p <= alpha and _deployments_differ_as_much([case]):
+        verdict, reason = TOO_FEW, f"{seen}; deployments of one mode differ as much as the modes do, redeploy more"
     elif p is not None and p <= alpha:
         verdict, reason = DIFFERENT, f"{seen}; p = {p:.2g} after correction for the number of cases"
     elif _separated(case):
@@ -340,6 +371,8 @@ def _overall(
     if words[BASE_DIFFERS] or (base_p is not None and base_p <= alpha):
         how = "" if base_p is None else f" (base/base p = {base_p:.2g})"
         return BASE_DIFFERS, f"redeploying the baseline changes its outputs{how}"
+    if combined is not None and combined <= alpha and _deployments_differ_as_much([c.equality for c in judged]):
+        return TOO_FEW, "outputs changed, but deployments of one mode differ as much as the modes do; redeploy more"
     if combined is not None and combined <= alpha:
         return DIFFERENT, f"outputs changed over all cases together (combined p = {combined:.2g})"
     if words[NO_FLOOR]:

@@ -135,7 +135,7 @@ class Estimates:
 # --- Student's t
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def t_quantile(p: float, df: float) -> float:
     """Student's t by its angle: t = sqrt(df) tan(a), a has density ~ cos(a)^(df-1). df >= 1, fractional too."""
     angle = np.linspace(-np.pi / 2, np.pi / 2, 200_001)
@@ -144,16 +144,16 @@ def t_quantile(p: float, df: float) -> float:
     return math.sqrt(df) * math.tan(float(np.interp(p, mass / mass[-1], angle)))
 
 
-@lru_cache(maxsize=1)
-def _t975_curve() -> Any:
-    """log t(.975) as a polynomial in 1/df: smooth, so 30 nodes reach a relative error below 1e-6."""
-    curve = np.vectorize(lambda x: math.log(t_quantile(0.975, 1 / x)))
+@lru_cache(maxsize=8)
+def _t_curve(p: float) -> Any:
+    """log t(p) as a polynomial in 1/df: smooth, so 30 nodes reach a relative error below 1e-6."""
+    curve = np.vectorize(lambda x: math.log(t_quantile(p, 1 / x)))
     return np.polynomial.Chebyshev.interpolate(curve, 30, domain=[0, 1])
 
 
-def t975(df: npt.ArrayLike) -> Floats:
-    """The 0.975 quantile for an array of degrees of freedom >= 1."""
-    return np.asarray(np.exp(_t975_curve()(1 / np.maximum(np.asarray(df, dtype=np.float64), 1.0))))
+def t_quantiles(df: npt.ArrayLike, p: float = 0.975) -> Floats:
+    """`t_quantile` for an array of degrees of freedom >= 1, fast."""
+    return np.asarray(np.exp(_t_curve(p)(1 / np.maximum(np.asarray(df, dtype=np.float64), 1.0))))
 
 
 def verdict_power(effect: float, spread: float, deployments: int) -> float:
@@ -170,11 +170,10 @@ def verdict_power(effect: float, spread: float, deployments: int) -> float:
 
 def deployments_needed(spread: float, effect: float) -> int:
     """Least deployments per mode, 2 to 200, whose t test finds `effect` (0.1 = 10%) with about 80% power."""
-    for d in range(2, 200):
-        reach = (t_quantile(0.975, 2 * d - 2) + t_quantile(0.8, 2 * d - 2)) * spread * math.sqrt(2 / d)
-        if reach <= abs(math.log1p(effect)):
-            return d
-    return 200
+    d = np.arange(2, 201)
+    reach = (t_quantiles(2 * d - 2) + t_quantiles(2 * d - 2, 0.8)) * spread * np.sqrt(2 / d)
+    found = np.nonzero(reach <= abs(math.log1p(effect)))[0]
+    return int(d[found[0]]) if found.size else 200
 
 
 # --- One pair: noise within its runs
@@ -249,7 +248,7 @@ def iid_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats
     scale = weights[used] ** 2 / lay.repeats[used]
     parts = [case_variances(lay, side)[..., used] * scale for side in (base, candidate)]
     variance, df = satterthwaite(np.concatenate(parts, -1), np.tile(np.maximum(lay.repeats[used] - 1, 1), 2))
-    return np.asarray(t975(df) * np.sqrt(variance))
+    return np.asarray(t_quantiles(df) * np.sqrt(variance))
 
 
 def _influence(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
@@ -264,7 +263,7 @@ def batch_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floa
     sums = np.stack([part.sum(-1) for part in np.array_split(moved, BATCHES, axis=-1)], -1)
     used = weights > 0
     n, cases = lay.repeats[used].sum(), used.sum()
-    return np.asarray(t975(BATCHES - 1) * np.sqrt(BATCHES * sums.var(-1, ddof=1) * n / max(n - cases, 1)))
+    return np.asarray(t_quantiles(BATCHES - 1) * np.sqrt(BATCHES * sums.var(-1, ddof=1) * n / max(n - cases, 1)))
 
 
 def drift_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
@@ -287,7 +286,7 @@ def case_half_widths(lay: Layout, base: Floats, candidate: Floats) -> Floats:
     parts = np.stack([case_variances(lay, side) / lay.repeats for side in (base, candidate)], -1)
     total = parts.sum(-1)
     spread = np.maximum((parts**2).sum(-1) / (df + 2), 1e-300)
-    own = t975(np.clip(total**2 / spread - 2, df, 2 * df)) * np.sqrt(total)
+    own = t_quantiles(np.clip(total**2 / spread - 2, df, 2 * df)) * np.sqrt(total)
     everywhere = np.full(len(df), 1 / len(df))
     return np.asarray(np.maximum(own, drift_half_width(lay, everywhere, base, candidate)[..., None]))
 
@@ -305,14 +304,14 @@ def stratified_half_width(effects: Floats, weights: Floats, family: Ints) -> Flo
         parts.append(weights[mine].sum() ** 2 * effects[..., mine].var(-1, ddof=1) / size)
         dfs.append(size - 1.0)
     variance, df = satterthwaite(np.stack(parts, -1), np.array(dfs))
-    return np.asarray(t975(df) * np.sqrt(variance))
+    return np.asarray(t_quantiles(df) * np.sqrt(variance))
 
 
 def deployment_half_width(base: Floats, candidate: Floats) -> tuple[Floats, Floats]:
     """Half width and redeploy spread from deployment means [..., d] of both sides: t on 2d - 2 df."""
     d = base.shape[-1]
     spread = np.sqrt((base.var(-1, ddof=1) + candidate.var(-1, ddof=1)) / 2)
-    return np.asarray(t975(2 * d - 2) * spread * math.sqrt(2 / d)), spread
+    return np.asarray(t_quantiles(2 * d - 2) * spread * math.sqrt(2 / d)), spread
 
 
 def alternates(order: tuple[str, ...]) -> bool:
@@ -413,7 +412,7 @@ def _one_repeat_half(data: _Data, weights: Floats, effects: Floats) -> float:
     used = weights > 0
     spare = used.sum() / max(used.sum() - len(np.unique(data.family[used])), 1)
     drift = DRIFT_SHIFTS * 4 * abs(moved[len(moved) // 2 :].sum())
-    return max(float(t975(BATCHES - 1)) * math.sqrt(BATCHES * sums.var(ddof=1) * spare), float(drift))
+    return max(float(t_quantiles(BATCHES - 1)) * math.sqrt(BATCHES * sums.var(ddof=1) * spare), float(drift))
 
 
 def _too_few_cases(data: _Data, weights: Floats) -> str | None:
