@@ -32,6 +32,7 @@ counts for a place in the order and a load is the `done` one of a deployment tha
 import argparse
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -713,11 +714,12 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def machine_boot() -> str:
-    """Which boot of which machine this is: process numbers and start times mean something only within one."""
+    """Which boot of which machine this is, as a digest: process numbers mean something only within one."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        name = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
-        return f"{socket.gethostname()} {psutil.boot_time():.0f}"
+        name = f"{socket.gethostname()} {psutil.boot_time():.0f}"
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 # ---- what a person reads at the end
