@@ -34,8 +34,14 @@ class StandIn:
     """Serves on 127.0.0.1 from a thread until the with block ends. Attributes may be changed while it runs."""
 
     def __init__(
-        self, mode: str = "baseline", *, record: dict[str, Any] | None = None, fault: Fault = lambda _: None
+        self,
+        mode: str = "baseline",
+        *,
+        record: dict[str, Any] | None = None,
+        fault: Fault = lambda _: None,
+        port: int = 0,
     ) -> None:
+        self.port = port
         self.mode, self.record, self.fault = mode, record, fault
         self.health = 200
         self.token: str | None = None  # when set, every path wants `Authorization: Token <token>`
@@ -72,7 +78,7 @@ class StandIn:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", self.port))
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
