@@ -100,7 +100,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     script.chmod(0o755)
     port, run = find_free_port(), uuid.uuid4().hex
     flag, second, url, assignment = SECRETS_IN_ARGV
-    prefix = [str(shutil.which("env")), f"MY_TOKEN={assignment}", f"CATALOG=https://me:{url}@hub", str(script), "--api-key", flag, second]
+    prefix = [str(shutil.which("env")), f"MY_TOKEN={assignment}", f"CATALOG=https://me:{url}@hub"]
+    prefix += [str(script), "--api-key", flag, second]
     command = [sys.executable, str(ROOT / "launch_vllm.py"), "--mode", "ngram", "--port", str(port)]
     command += ["--model", f"https://me:{url}@hub/model", "--vllm", shlex.join(prefix)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
