@@ -24,6 +24,7 @@ from specbench import equality, estimates
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator
+Line = tuple[object, ...]
 
 # Autoregressions fitted (Yule-Walker, order by AIC) to the residuals of runs on an H200, vLLM 0.11.2, nine cases
 # times ten repeats: (baseline, ngram) at 1, 4 and 8 users.
@@ -97,12 +98,16 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[object]]) -
         print(f"| {' | '.join(str(cell) for cell in row)} |", flush=True)
 
 
+PAIR_HEADER = "C×R", "noise", "iid", "wider (iid, 5 batches)", "ours (and drift)"
+
+
 # --- sections: each takes the share of replicates
 
 
 def pair(share: float) -> None:
     """Statement 1: these requests on these two deployments."""
-    rows, rng, lines = int(2000 * share), np.random.default_rng(101), []
+    rows, rng = int(2000 * share), np.random.default_rng(101)
+    lines: list[Line] = []
     for cases, repeats in ((9, 2), (9, 5), (9, 10), (9, 20), (60, 2), (20, 5), (9, 50), (60, 10)):
         for kind in NOISES:
             lay = shuffled(rng, cases, repeats)
@@ -116,21 +121,25 @@ def pair(share: float) -> None:
             enough = len(lay.case) >= estimates.MIN_REQUESTS
             gate = enough & (estimates.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE)
             lines.append(
-                (f"{cases}×{repeats}", kind, percent(error <= iid), percent(error <= wider), percent(error <= ours))
-                + (percent(one_look), percent(one_look & (error > wider)))
-                + (percent(gate), percent(gate & (error > ours)), f"{np.median(ours / iid):.2f}")
+                (
+                    *(f"{cases}×{repeats}", kind),
+                    *(percent(error <= half) for half in (iid, wider, ours)),
+                    *(percent(one_look), percent(one_look & (error > wider))),
+                    *(percent(gate), percent(gate & (error > ours))),
+                    f"{np.median(ours / iid):.2f}",
+                )
             )
     table(
         f"This pair: coverage of the overall ratio, % ({rows} replicates, seed 101)",
-        ["C×R", "noise", "iid", "wider (iid, 5 batches)", "ours (and drift)", "one look prints", "and is wrong"]
-        + ["our gate prints", "and is wrong", "width ours / iid"],
+        [*PAIR_HEADER, "one look prints", "and is wrong", "three looks print", "and is wrong", "width ours / iid"],
         lines,
     )
 
 
 def family(share: float) -> None:
     """Statement 1 for one of three families, gated by the whole run."""
-    rows, rng, lines = int(2000 * share), np.random.default_rng(102), []
+    rows, rng = int(2000 * share), np.random.default_rng(102)
+    lines: list[Line] = []
     for cases, repeats in ((9, 5), (9, 10), (9, 50), (60, 2)):
         for kind in ("none", "AR .3", "AR .6", "slow", "drift", "bursts", "recorded 8"):
             lay = shuffled(rng, cases, repeats)
@@ -142,8 +151,11 @@ def family(share: float) -> None:
             own = np.abs(estimates.case_means(lay, candidate - base))
             halves = estimates.case_half_widths(lay, base, candidate)
             lines.append(
-                (f"{cases}×{repeats}", kind, percent(error <= half), percent(gate & (error > half)))
-                + (percent(own <= halves), percent(gate[:, None] & (own > halves)))
+                (
+                    *(f"{cases}×{repeats}", kind),
+                    *(percent(error <= half), percent(gate & (error > half))),
+                    *(percent(own <= halves), percent(gate[:, None] & (own > halves))),
+                )
             )
     table(
         f"One family of three, and single cases: coverage, % ({rows} replicates, seed 102)",
@@ -152,7 +164,7 @@ def family(share: float) -> None:
     )
 
 
-EFFECTS: dict[str, Callable[[Rng, tuple[int, ...]], Floats]] = {
+EFFECTS: dict[str, Callable[[Rng, tuple[int, ...]], Any]] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "t3": lambda rng, shape: rng.standard_t(3, shape) / math.sqrt(3),
     "skewness 2": lambda rng, shape: rng.exponential(1, shape) - 1,
@@ -163,7 +175,8 @@ EFFECTS: dict[str, Callable[[Rng, tuple[int, ...]], Floats]] = {
 
 def prompts(share: float) -> None:
     """Statement 2: prompts like these."""
-    rows, rng, lines = int(4000 * share), np.random.default_rng(103), []
+    rows, rng = int(4000 * share), np.random.default_rng(103)
+    lines: list[Line] = []
     for cases in (3, 9, 12, 30, 60):
         weights, one = np.full(cases, 1 / cases), np.zeros(cases, dtype=np.int64)
         covered = []
@@ -171,7 +184,7 @@ def prompts(share: float) -> None:
             effects = 0.3 * draw(rng, (rows, cases)) + 0.045 * rng.normal(size=(rows, cases))
             half = estimates.stratified_half_width(effects, weights, one)
             covered.append(percent(np.abs(effects.mean(1)) <= half))
-        lines.append([str(cases), *covered])
+        lines.append((cases, *covered))
     title = f"Shape of case effects: coverage, % ({rows} replicates, seed 103); fewer than 12 cases get no interval"
     table(title, ["cases", *EFFECTS], lines)
 
@@ -222,7 +235,8 @@ def _prompts_one_pair(rng: Rng, rows: int, cases: int, repeats: int, kind: str) 
 
 def verdict(share: float) -> None:
     """Statement 3: faster or slower over deployments."""
-    rows, rng, lines = int(20000 * share), np.random.default_rng(104), []
+    rows, rng = int(20000 * share), np.random.default_rng(104)
+    lines: list[Line] = []
 
     def rejects(base: Floats, candidate: Floats) -> Any:
         return np.abs((candidate - base).mean(1)) > estimates.deployment_half_width(base, candidate)[0]
@@ -233,7 +247,7 @@ def verdict(share: float) -> None:
             for spread in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
                 sides = [math.hypot(spread, within) * rng.normal(size=(rows, d)) for _ in range(2)]
                 cells.append(percent(rejects(*sides)))
-            lines.append([d, within, *cells])
+            lines.append((d, within, *cells))
     title = f"False faster or slower, %, no effect ({rows} replicates, seed 104), by redeploy noise"
     table(title, ["d", "within-run s.e.", "0", "1%", "2%", "3%", "5%", "8%"], lines)
 
@@ -243,7 +257,7 @@ def verdict(share: float) -> None:
             exact = [percent(estimates.verdict_power(e, s, d)) for e in (0.05, 0.1, 0.2)]
             effect = next(e / 1000 for e in range(1, 3000) if estimates.verdict_power(e / 1000, s, d) >= 0.8)
             sides = [s * rng.normal(size=(rows, d)) for _ in range(2)]
-            lines.append([s, d, *exact, percent(rejects(sides[0], sides[1] + math.log(1.1))), f"{100 * effect:.1f}"])
+            lines.append((s, d, *exact, percent(rejects(sides[0], sides[1] + math.log(1.1))), f"{100 * effect:.1f}"))
     title = f"Power, %: exact, and simulated at 10% ({rows} replicates, seed 104)"
     table(title, ["s", "d", "5%", "10%", "20%", "10% simulated", "effect for 80%, %"], lines)
 
@@ -258,7 +272,7 @@ def verdict(share: float) -> None:
         wide = [0.03 * k * rng.normal(size=(rows, d)) for k in (1, 3)]
         heavy = [0.03 * rng.standard_t(3, (rows, d)) / math.sqrt(3) for _ in range(2)]
         two = [0.03 * ((rng.random((rows, d)) < 0.2) * 2.5 - 0.5) + 0.005 * rng.normal(size=(rows, d)) for _ in "ab"]
-        lines.append([d, *cells, *(percent(rejects(*sides)) for sides in (wide, heavy, two))])
+        lines.append((d, *cells, *(percent(rejects(*sides)) for sides in (wide, heavy, two))))
     title = f"When its assumptions fail: false, % ({rows} replicates, seed 104)"
     header = ["d", "drift 3% a deployment, AABB", "ABAB", "ABBA", "candidate spread ×3", "t3", "two-point 80/20"]
     table(title, header, lines)
@@ -266,7 +280,8 @@ def verdict(share: float) -> None:
 
 def end_to_end(share: float) -> None:
     """A/A through `estimate`: every word, all cells of a family table."""
-    rows, rng, lines = int(1000 * share), np.random.default_rng(105), []
+    rows, rng = int(1000 * share), np.random.default_rng(105)
+    lines: list[Line] = []
     cases, repeats, family_ = 9, 10, np.arange(9) % 3
     for d in (1, 2, 3):
         for kind in ("none", "slow"):
@@ -308,7 +323,7 @@ def _outputs(rng: Rng, chances: tuple[float, ...], deployments: int, repeats: in
     return sides
 
 
-def _judged(
+def judged_outputs(
     rng: Rng, d: int, repeats: int, how: str, only: int | None = None, around: float = math.inf
 ) -> equality.Equality:
     cases = []
@@ -321,10 +336,11 @@ def _judged(
 
 def outputs(share: float) -> None:
     """Equality: nine cases, five always alike, four varying."""
-    rows, rng, lines = int(500 * share), np.random.default_rng(106), []
+    rows, rng = int(400 * share), np.random.default_rng(106)
+    lines: list[Line] = []
     for d, repeats in ((1, 2), (1, 3), (1, 5), (1, 10), (2, 5), (2, 10)):
         for how, only in (("null", None), ("20% new", None), ("wholly new", None), ("wholly new", 0)):
-            judged = [_judged(rng, d, repeats, how, only) for _ in range(rows)]
+            judged = [judged_outputs(rng, d, repeats, how, only) for _ in range(rows)]
             case = [any(c.verdict == equality.DIFFERENT for c in j.cases) for j in judged]
             both = [j.combined_p is not None and j.combined_p <= 0.025 for j in judged]
             word = [j.verdict == equality.DIFFERENT for j in judged]
@@ -336,34 +352,44 @@ def outputs(share: float) -> None:
         ["d", "R", "candidate", "a case is different", "combined rejects", "verdict different", "floor accepts"],
         lines,
     )
-    lines = []
+
+
+def outputs_by_deployment(share: float) -> None:
+    """Equality where every deployment has chances of its own."""
+    rows, rng = int(300 * share), np.random.default_rng(107)
+    lines: list[Line] = []
     for around in (1000.0, 30.0, 10.0, 3.0):
         for d in (1, 2, 3):
-            judged = [_judged(rng, d, 10, "null", around=around) for _ in range(rows)]
+            judged = [judged_outputs(rng, d, 10, "null", around=around) for _ in range(rows)]
             word = [j.verdict == equality.DIFFERENT for j in judged]
             base = [j.verdict == equality.BASE_DIFFERS for j in judged]
             lines.append((around, d, percent(word), percent(base)))
     table(
-        f"Outputs that depend on the deployment, both sides alike, R = 10, % ({rows} replicates, seed 106)",
+        f"Outputs that depend on the deployment, both sides alike, R = 10, % ({rows} replicates, seed 107)",
         ["Dirichlet concentration", "d", "verdict different (false)", "the baseline differs from itself"],
         lines,
     )
-    lines = []
+
+
+def outputs_one_repeat(share: float) -> None:
+    """Equality of many cases with one repeat: the floor comes from the second deployment."""
+    rows, rng = int(200 * share), np.random.default_rng(108)
+    lines: list[Line] = []
     for floor in (0.05, 0.2):
         for new in (0.0, 0.05, 0.1, 0.3):
-            judged = [_one_repeat(rng, 300, floor, new) for _ in range(rows)]
+            judged = [judged_one_repeat(rng, 300, floor, new) for _ in range(rows)]
             words = [j.verdict for j in judged]
             lines.append(
                 (floor, new, *(percent([w == x for w in words]) for x in (equality.DIFFERENT, equality.WITHIN)))
             )
     table(
-        f"300 cases × 1 repeat, two deployments a side, % ({rows} replicates, seed 106)",
+        f"300 cases × 1 repeat, two deployments a side, % ({rows} replicates, seed 108)",
         ["cases that vary (half of the time)", "cases with a new output", "different", "within"],
         lines,
     )
 
 
-def _one_repeat(rng: Rng, cases: int, floor: float, new: float) -> equality.Equality:
+def judged_one_repeat(rng: Rng, cases: int, floor: float, new: float) -> equality.Equality:
     varies, changed = rng.random(cases) < floor, rng.random(cases) < new
     drawn = (rng.random((cases, 4)) < 0.5) & varies[:, None]
     compared = []
@@ -380,6 +406,8 @@ SECTIONS: dict[str, Callable[[float], None]] = {
     "verdict": verdict,
     "end-to-end": end_to_end,
     "outputs": outputs,
+    "outputs-by-deployment": outputs_by_deployment,
+    "outputs-one-repeat": outputs_one_repeat,
 }
 
 
