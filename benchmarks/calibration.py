@@ -116,7 +116,7 @@ def pair(share: float) -> None:
             error = np.abs(estimates.case_means(lay, candidate - base) @ weights)
             iid = estimates.iid_half_width(lay, weights, base, candidate)
             wider = np.maximum(iid, estimates.batch_half_width(lay, weights, base, candidate))
-            ours = np.maximum(wider, estimates.drift_half_width(lay, weights, base, candidate))
+            ours = wider + estimates.drift_allowance(lay, weights, base, candidate)
             one_look = len(lay.case) / estimates.inflation(lay, candidate - base) >= 30
             enough = len(lay.case) >= estimates.MIN_REQUESTS
             gate = enough & (estimates.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE)

@@ -23,7 +23,6 @@ Ints = npt.NDArray[np.int64]
 BATCHES = 5  # contiguous batches of a run; noise that is forgotten within one of them is accounted for
 MIN_REQUESTS = 45  # of a run, for any interval from one pair
 MIN_EFFECTIVE = 30.0  # independent requests that a run must be worth
-DRIFT_SHIFTS = 2.0  # an interval is never narrower than this many shifts between the halves of its run
 MIN_REPEATS_CASE = 3
 MIN_CASES = 12  # fewer prompts cannot show the shape of their effects
 SYMMETRIC_CASES = 30  # from here on skewed effects are covered too
@@ -266,29 +265,29 @@ def batch_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floa
     return np.asarray(t_quantiles(BATCHES - 1) * np.sqrt(BATCHES * sums.var(-1, ddof=1) * n / max(n - cases, 1)))
 
 
-def drift_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
-    """Twice the shift of the effect between the halves of the run: a drift or a step moves the mean by about half
-    of it, and batches cannot see that."""
+def drift_allowance(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
+    """The shift of the effect between the halves of the run. A drift or a step moves the mean by about as much, and
+    batches within the run cannot see that."""
     moved = _influence(lay, weights, base, candidate)
-    return np.asarray(DRIFT_SHIFTS * 4 * np.abs(moved[..., moved.shape[-1] // 2 :].sum(-1)))
+    return np.asarray(4 * np.abs(moved[..., moved.shape[-1] // 2 :].sum(-1)))
 
 
 def pair_half_width(lay: Layout, weights: Floats, base: Floats, candidate: Floats) -> Floats:
-    """The widest of three: independent repeats, five batches, drift."""
+    """The wider of independent repeats and five batches, and the drift on top."""
     runs = lay, weights, base, candidate
-    return np.maximum(iid_half_width(*runs), np.maximum(batch_half_width(*runs), drift_half_width(*runs)))
+    return np.asarray(np.maximum(iid_half_width(*runs), batch_half_width(*runs)) + drift_allowance(*runs))
 
 
 def case_half_widths(lay: Layout, base: Floats, candidate: Floats) -> Floats:
     """Half width of every case, [..., C]: its own two variances (pooled over cases they would cover 75% of the noisy
-    ones), never narrower than the drift of the whole run."""
+    ones), and the drift of the whole run on top."""
     df = np.maximum(lay.repeats - 1, 1)
     parts = np.stack([case_variances(lay, side) / lay.repeats for side in (base, candidate)], -1)
     total = parts.sum(-1)
     spread = np.maximum((parts**2).sum(-1) / (df + 2), 1e-300)
     own = t_quantiles(np.clip(total**2 / spread - 2, df, 2 * df)) * np.sqrt(total)
     everywhere = np.full(len(df), 1 / len(df))
-    return np.asarray(np.maximum(own, drift_half_width(lay, everywhere, base, candidate)[..., None]))
+    return np.asarray(own + drift_allowance(lay, everywhere, base, candidate)[..., None])
 
 
 # --- Many cases, several deployments
@@ -404,15 +403,15 @@ def _these_requests(data: _Data, weights: Floats) -> Summary:
     return _summary(data, weights, None if reason else _pair_half(data, weights), reason, assumption)
 
 
-def _one_repeat_half(data: _Data, weights: Floats, effects: Floats) -> float:
-    """One repeat on one pair: case differences around their family in schedule order, as if they were noise."""
+def _one_repeat_half(data: _Data, weights: Floats, effects: Floats, half: float) -> float:
+    """One repeat on one pair: case differences around their family, in schedule order, stand in for noise."""
     means = np.bincount(data.family, effects) / np.maximum(np.bincount(data.family), 1)
     moved = ((effects - means[data.family]) * weights)[data.lay.case]
     sums = np.array([part.sum() for part in np.array_split(moved, BATCHES)])
     used = weights > 0
     spare = used.sum() / max(used.sum() - len(np.unique(data.family[used])), 1)
-    drift = DRIFT_SHIFTS * 4 * abs(moved[len(moved) // 2 :].sum())
-    return max(float(t_quantiles(BATCHES - 1)) * math.sqrt(BATCHES * sums.var(ddof=1) * spare), float(drift))
+    batches = float(t_quantiles(BATCHES - 1)) * math.sqrt(BATCHES * sums.var(ddof=1) * spare)
+    return max(half, batches) + 4 * abs(float(moved[len(moved) // 2 :].sum()))
 
 
 def _too_few_cases(data: _Data, weights: Floats) -> str | None:
@@ -445,7 +444,7 @@ def _prompts(data: _Data, weights: Floats, deployment_half: float | None) -> Sum
     if deployment_half is not None:
         half = math.hypot(half, deployment_half)
     elif data.one_repeat:
-        half = max(half, _one_repeat_half(data, weights, effects))
+        half = _one_repeat_half(data, weights, effects, half)
     else:
         half = math.hypot(half, _pair_half(data, weights))
     few = int((weights > 0).sum()) < SYMMETRIC_CASES

@@ -35,7 +35,7 @@ def test_a_printed_interval_of_a_pair_is_rarely_wrong(shape: tuple[int, int], ki
     if kind == "none":
         assert (error <= half).mean() >= 0.95
         assert printed.mean() >= (0.45 if cases * repeats == 45 else 0.9)
-        assert np.median(half / estimates.iid_half_width(lay, weights, base, candidate)) < 2
+        assert np.median(half / estimates.iid_half_width(lay, weights, base, candidate)) < 2.4
     if (kind == "slow" and cases * repeats < 200) or (kind == "recorded 1" and cases * repeats < 100):
         assert printed.mean() < 0.15, "a run that short cannot know such noise"
 

@@ -112,7 +112,7 @@ def test_batches_by_hand() -> None:
     half = estimates.batch_half_width(lay, np.ones(1), np.zeros((1, 10)), d[None])
     assert half[0] == pytest.approx(expected, rel=1e-6)
     shift = d[5:].mean() - d[:5].mean()
-    assert estimates.drift_half_width(lay, np.ones(1), np.zeros((1, 10)), d[None])[0] == pytest.approx(2 * shift)
+    assert estimates.drift_allowance(lay, np.ones(1), np.zeros((1, 10)), d[None])[0] == pytest.approx(shift)
 
 
 def test_inflation_of_a_known_autoregression() -> None:
@@ -235,7 +235,6 @@ def test_a_step_too_small_for_the_gate_still_widens_the_interval() -> None:
     stepped = dataclasses.replace(runs, candidate=runs.candidate + 0.04 * later)
     plain, wide = estimate(runs).overall.interval, estimate(stepped).overall.interval
     assert wide.low is not None and wide.high is not None and plain.low is not None and plain.high is not None
-    assert math.log(wide.high / wide.low) / 2 >= 2 * 0.02
     assert math.log(wide.high / wide.low) > math.log(plain.high / plain.low)
 
 
