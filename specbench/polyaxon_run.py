@@ -26,9 +26,10 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 
 DONE = frozenset({"failed", "upstream_failed", "stopped", "skipped", "succeeded"})
+HANDED_OVER = frozenset({"scheduled", "starting", "running", "processing", "warning", "unschedulable", "unknown"})
 SERVED_FILE = "launch_vllm.py"  # all that service.yaml runs: the image holds the rest
 UPLOADS = "uploads"  # where `polyaxon run -u` puts files, and the working directory of service.yaml
-POLL_S = 2.0
+POLL_S = 1.0
 CALL_TIMEOUT_S = 60.0
 
 # {host}/{prefix}/v1/{namespace}/{owner}/{project}/runs/{uuid}/{port}/
@@ -109,10 +110,8 @@ def find_service(
         )
     service = runs.service(_uuid(service_run))
     if service.status in DONE or service.status == "stopping":
-        raise UserError(
-            f"{service} is {service.status}{_because(runs.conditions(service.uuid))}: start a new one, "
-            "and pass its UUID to --service-run"
-        )
+        because = _because(runs.read(service.uuid)[1])
+        raise UserError(f"{service} is {service.status}{because}: start a new one, and pass its UUID to --service-run")
     return service
 
 
@@ -200,9 +199,6 @@ class Runs:
         self._ask("read the run", lambda: client.refresh_data(load_conditions=True), uuid)
         return client.run_data, list(client.run_data.status_conditions or [])
 
-    def conditions(self, uuid: str) -> list[Any]:
-        return self.read(uuid)[1]
-
     def service(self, uuid: str) -> ServiceRun:
         """The service that run `uuid` is; UserError when it is another kind of run."""
         run, _ = self.read(uuid)
@@ -232,7 +228,7 @@ class Runs:
     def last_word(self, uuid: str, lines: int = 15) -> str:
         """What the run last said of itself: its conditions, and the end of its logs where the API has them."""
         try:
-            said = [f"  {_condition(one)}" for one in self.conditions(uuid)[-6:]]
+            said = [f"  {_condition(one)}" for one in self.read(uuid)[1][-6:]]
             logs = self._ask("read the logs", lambda: self._run(uuid).get_logs(), uuid).logs or []
             said += [f"  | {printable(str(one.value).rstrip())}" for one in logs[-lines:]]
         except UserError as error:
@@ -326,7 +322,7 @@ class Runs:
     def wait_healthy(self, service: ServiceRun, startup_s: float) -> None:
         """Return when the service answers its health probe; a run that ends meanwhile is an error."""
         end = time.monotonic() + startup_s
-        while (instead := answers(service)) is not None:
+        while (instead := instead_of_health(service.url, service.token)) is not None:
             status = str(self.read(service.uuid)[0].status)
             if status in DONE:
                 raise UserError(f"{service} ended as {status}; it said last:\n{self.last_word(service.uuid)}")
@@ -340,56 +336,26 @@ class Runs:
     # Stopping
 
     def stop(self, uuid: str, deadline_s: float = 600.0) -> str:
-        """Stop the run and wait until Polyaxon says that it is over; its last status, "deleted" when it has none."""
+        """Stop the run and wait until Polyaxon says that it is over; how it ended, "deleted" when it is no more."""
         try:
             if str(self.read(uuid)[0].status) not in DONE:
                 self._ask("stop the run", self._run(uuid).stop, uuid)
             end = time.monotonic() + deadline_s
-            while (status := str(self.read(uuid)[0].status)) not in DONE:
+            while True:
+                run, conditions = self.read(uuid)
+                if str(run.status) in DONE:
+                    return str(run.status)
+                if run.status == "stopping" and not any(str(one.type) in HANDED_OVER for one in conditions):
+                    # No agent ends what none was given: a run that waited for approval stays "stopping" for good.
+                    return "stopping and was never scheduled"
                 if time.monotonic() > end:
                     raise UserError(
-                        f"run {uuid} is still {status} {deadline_s:.0f} s after it was stopped: its pod may hold "
-                        f"the GPU ({pods_command(uuid, 'NAMESPACE')})"
+                        f"run {uuid} is still {run.status} {deadline_s:.0f} s after it was stopped: its pod may hold "
+                        f"the GPU ({pods_command(uuid, self._run(uuid).namespace)})"
                     )
                 time.sleep(self._poll_s)
         except RunMissing:
             return "deleted"
-        return status
-
-    def prove_gone(
-        self, service: ServiceRun, status: str, seen: list[str] | str, deadline_s: float = 120.0
-    ) -> dict[str, Any]:
-        """Evidence that a stopped run holds no GPU any more, and what stays unproven.
-
-        `stopped` can precede the pod's end: the pods are the evidence, the dead URL is a weaker one.
-
-        Args:
-          status: what `stop` returned.
-          seen: `pods()` while the run was running; a kubectl that did not show them then proves nothing now.
-
-        Raises:
-          UserError: the URL still answers, or a pod is still there, at the deadline.
-        """
-        end = time.monotonic() + deadline_s
-        can_see = isinstance(seen, list) and bool(seen)
-        while True:
-            url = answers(service)
-            left = pods(service.uuid, service.namespace) if can_see else seen
-            if url is not None and not (isinstance(left, list) and left):
-                break
-            if time.monotonic() > end:
-                held = "its URL still answers" if url is None else f"pod {left[0]} is still there"
-                raise UserError(
-                    f"{service} is {status}, and {deadline_s:.0f} s later {held}: the GPU is not free "
-                    f"({pods_command(service.uuid, service.namespace)})"
-                )
-            time.sleep(self._poll_s)
-        unproven = []
-        if isinstance(left, str):
-            unproven.append(f"no look at the pods of {service}: {left}")
-        elif not can_see:
-            unproven.append(f"no look at the pods of {service}: kubectl showed none while it ran (another cluster?)")
-        return {"run": status, "url": url, "pods_left": None if unproven else [], "unproven": unproven}
 
     # Asking
 
@@ -499,16 +465,147 @@ def pods(uuid: str, namespace: str) -> list[str] | str:
     return done.stdout.split()
 
 
-def answers(service: ServiceRun) -> str | None:
-    """None while the service answers its health probe, else what came instead."""
+def instead_of_health(url: str, token: str | None) -> str | None:
+    """None while a service answers its health probe, else what came instead."""
     import httpx
 
-    headers = {"Authorization": f"Token {service.token}"} if service.token else {}
+    headers = {"Authorization": f"Token {token}"} if token else {}
     try:
-        status = httpx.get(service.url + "health", headers=headers, timeout=10.0).status_code
+        status = httpx.get(f"{url.rstrip('/')}/health", headers=headers, timeout=10.0).status_code
     except httpx.HTTPError as error:
         return type(error).__name__
     return None if status == 200 else f"HTTP {status}"
+
+
+# One service at a time, for experiment.py
+
+
+class PolyaxonTarget:
+    """Deployments of service.yaml as runs, one after the other (the Target of experiment.py).
+
+    Everything it must know to stop a run stands in the deployment: `run` holds its name, written before the run
+    exists, its UUID, project and namespace, and the pods that kubectl showed.
+
+    Args:
+      component: service.yaml; launch_vllm.py lies beside it.
+      experiment: its id, the first part of every run's name.
+      params: inputs of the component beside mode, the same in every deployment.
+    """
+
+    approval_s = 86_400.0
+    stop_s = 600.0
+    gone_s = 120.0
+
+    def __init__(
+        self, runs: Runs, component: Path, experiment: str, *,
+        params: Mapping[str, str], queue: str | None, approve: bool, startup_s: float,
+    ) -> None:  # fmt: skip
+        self.runs, self.component, self.experiment = runs, component, experiment
+        self.params, self.queue, self.approve, self.startup_s = dict(params), queue, approve, startup_s
+
+    def check(self) -> None:
+        """Raise UserError unless the component takes the params, and runs can be created in the project."""
+        if "mode" in self.params:
+            raise UserError("-P mode=… is set by experiment.py itself: leave it out, --order says the modes")
+        for mode in ("baseline", "ngram"):
+            self._content(mode)
+        self.runs.check()
+
+    def memory(self) -> dict[str, int] | None:
+        return None  # the GPU is the cluster's
+
+    def start(self, deployment: dict[str, Any], save: Callable[[], None]) -> None:
+        """Create the run and upload what it serves with; its name is saved before it exists."""
+        content = self._content(deployment["mode"])
+        project = f"{self.runs.owner}/{self.runs.project}"
+        name = f"specbench-{self.experiment}-{deployment['name']}"
+        run = deployment["run"] = {"name": name, "uuid": None, "project": project, "namespace": None, "pods": None}
+        save()
+        run["uuid"] = self.runs.create(name, content)
+        save()
+        self.runs.upload(run["uuid"], self.component.parent / SERVED_FILE)
+        self.runs.release(run["uuid"])
+
+    def wait_ready(self, deployment: dict[str, Any]) -> str:
+        """Wait for approval, for the agent, for the server; the service's URL."""
+        run = deployment["run"]
+        self.runs.wait_running(run["uuid"], approve=self.approve, approval_s=self.approval_s, startup_s=self.startup_s)
+        service = self.runs.service(run["uuid"])
+        self.runs.wait_healthy(service, self.startup_s)
+        run["namespace"], run["pods"] = service.namespace, pods(service.uuid, service.namespace)
+        return service.url
+
+    def bench_options(self, deployment: dict[str, Any]) -> list[str]:
+        """bench.py looks the run up again; an API that is away at that moment is waited for here."""
+        run = deployment["run"]
+        self.runs.read(run["uuid"])
+        return ["--service-run", run["uuid"], "--project", run["project"]]
+
+    def died(self, deployment: dict[str, Any]) -> str | None:
+        instead = instead_of_health(deployment["url"], self.runs.token)
+        if instead is None:
+            return None
+        try:
+            run, conditions = self.runs.read(deployment["run"]["uuid"])
+        except RunMissing:
+            return "its run was deleted"
+        return f"its /health gives {instead}; its run is {run.status}{_because(conditions)}"
+
+    def stop(self, deployment: dict[str, Any]) -> None:
+        """Stop the run; after a crash it is found by its name, also when its UUID was never written down."""
+        run = deployment.get("run")
+        if run is None:
+            return
+        known = [run["uuid"]] if run["uuid"] else []
+        for uuid in dict.fromkeys([*known, *self.runs.unfinished(run["name"])]):
+            run["uuid"], run["status"] = uuid, self.runs.stop(uuid, self.stop_s)
+
+    def prove_free(self, deployment: dict[str, Any]) -> dict[str, list[str]]:
+        """Evidence that a stopped run holds no GPU any more, and what stays unproven.
+
+        `stopped` can precede the pod's end: the pods are the evidence, the dead URL is a weaker one. A kubectl that
+        did not show the pods while the run was up proves nothing when it shows none now.
+
+        Raises:
+          UserError: the URL still answers, or a pod is still there, after `gone_s`.
+        """
+        run, url = deployment.get("run") or {}, deployment["url"]
+        uuid, namespace = run.get("uuid"), run.get("namespace") or "NAMESPACE"
+        if uuid is None:
+            return {"proven": ["no run was created"], "not_proven": []}
+        seen = run["pods"] or "kubectl showed none while it ran (another cluster?)"
+        end = time.monotonic() + self.gone_s
+        while True:
+            instead = instead_of_health(url, self.runs.token) if url else "it was never up"
+            left = pods(uuid, namespace) if isinstance(seen, list) else seen
+            if instead and not (isinstance(left, list) and left):
+                break
+            if time.monotonic() > end:
+                held = f"{' '.join(left)} is still there" if instead else "its URL still answers"
+                raise UserError(
+                    f"run {uuid} is {run['status']}, and {self.gone_s:.0f} s later {held}: the GPU is not free; "
+                    f"see `{pods_command(uuid, namespace)}`, then --resume"
+                )
+            time.sleep(POLL_S)
+        proven = [f"run {uuid} is {run['status']}", f"its URL is dead ({instead})"]
+        if isinstance(left, str):
+            line = pods_command(uuid, namespace)
+            return {"proven": proven, "not_proven": [f"that its pod is gone ({left}): look with `{line}`"]}
+        return {"proven": [*proven, f"`{pods_command(uuid, namespace)}` shows no pod"], "not_proven": []}
+
+    def _content(self, mode: str) -> Any:
+        from polyaxon.exceptions import PolyaxonException
+        from polyaxon.polyaxonfile import check_polyaxonfile
+
+        try:
+            return check_polyaxonfile(
+                polyaxonfile=str(self.component), params={"mode": mode, **self.params}, queue=self.queue,
+                strict_params=True, is_cli=False, verbose=False,
+            )  # fmt: skip
+        except PolyaxonException as error:
+            raise UserError(
+                f"{self.component.name} with -P mode={mode}: {_first_line(error.__cause__ or error)}"
+            ) from None
 
 
 # Small things
