@@ -3,6 +3,7 @@
 
     python experiment.py --target local --out results/trial --repeats 2
     python experiment.py --target vllm --out results/gpu --order BNNBBN -- --vllm "/opt/vllm/bin/vllm"
+    python experiment.py --target polyaxon -p PROJECT --out results/cluster -- -P prefix_caching=on
     python experiment.py --out results/gpu --resume
 
 After a crash, Ctrl-C, SIGKILL or a reboot, --resume ends what was left running, keeps every finished result
@@ -20,6 +21,7 @@ atomically after every step, paths relative to OUT:
       started, ready_s    UTC; seconds from start to healthy
       compile_cache       cold | warm | unknown, as the server says
       gpu_memory_mib      free (as in device), before, ready, after: MiB used per GPU; null without one
+      run                 on Polyaxon: name, uuid, project, namespace, status, pods that kubectl showed
       url, log, process   where it listens; its log; pid, created (start, Unix time), boot, marker (environment)
       loads               concurrency -> directory, status (running | done | unfinished), seconds, exit_code, process
       proof               proven and not_proven: sentences on whether the device was free afterwards
@@ -53,6 +55,7 @@ import psutil
 from launch_vllm import REDACTED, redacted
 from specbench import UserError, printable
 from specbench.inventory import read_inventory
+from specbench.polyaxon_run import PolyaxonTarget, Runs, params_in
 from specbench.results import json_bytes, now, read_manifest, read_summary, tool, write_atomically
 
 ROOT = Path(__file__).resolve().parent
@@ -624,6 +627,7 @@ def check_order(order: str) -> None:
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line names; the rest is a default or, with --resume, what it was."""
     given: dict[str, Any] = {"target": arguments.target, "order": arguments.order, "repeats": arguments.repeats}
+    given |= {"project": arguments.project, "owner": arguments.owner, "queue": arguments.queue}
     if arguments.order is not None:
         check_order(arguments.order)
     if arguments.concurrency is not None:
@@ -652,17 +656,18 @@ def new_document(arguments: argparse.Namespace) -> dict[str, Any]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder} is not an empty folder: give another --out")
     if arguments.target is None:
-        raise UserError("--target is missing: local (embedded engine, no GPU) or vllm (a GPU with vLLM)")
+        raise UserError("--target is missing: local (embedded engine, no GPU), vllm (a GPU with vLLM) or polyaxon")
     arguments.prompts = arguments.prompts or ROOT / PROMPTS
     settings = {**DEFAULTS, **given_settings(arguments)}
-    target_of(settings, arguments).check()
+    identity = uuid.uuid4().hex[:8]
+    target_of(settings, arguments, identity).check()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(arguments.prompts, folder / PROMPTS)
     except OSError as error:
         raise UserError(f"--out {folder} cannot be written ({error.strerror}): give another --out") from None
     return {
-        "format": FORMAT, "id": uuid.uuid4().hex[:8], "tool": tool(), "settings": settings,
+        "format": FORMAT, "id": identity, "tool": tool(), "settings": settings,
         "status": "running", "stopped": None, "started": now(), "ended": None,
         "device": {}, "deployments": [], "comparisons": {},
     }  # fmt: skip
@@ -681,9 +686,9 @@ def old_document(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"{path} has format {document.get('format')!r}, this version reads {FORMAT}")
     settings = document["settings"]
     changed = [
-        f"{name} was {settings[name]}, now {value}"
+        f"{name} was {settings.get(name)}, now {value}"
         for name, value in given_settings(arguments).items()
-        if settings[name] != value
+        if settings.get(name) != value
     ]
     if changed:
         raise UserError(f"--resume with other settings ({'; '.join(changed)}): leave them out, or begin another --out")
@@ -694,10 +699,22 @@ def old_document(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
-def target_of(settings: dict[str, Any], arguments: argparse.Namespace) -> Target:
+def target_of(settings: dict[str, Any], arguments: argparse.Namespace, identity: str) -> Target:
+    if settings["target"] == "polyaxon":
+        return polyaxon_target(settings, arguments, identity)
     kind = {"local": ProcessTarget, "vllm": VllmTarget}[settings["target"]]
     options = arguments.launcher_options or settings["launcher_options"]
     return kind(arguments.out, options, arguments.port, arguments.startup_timeout)
+
+
+def polyaxon_target(settings: dict[str, Any], arguments: argparse.Namespace, identity: str) -> Target:
+    if "project" not in settings:
+        raise UserError("--target polyaxon needs -p PROJECT, or OWNER/PROJECT")
+    runs = Runs(settings["project"], settings.get("owner"), insecure_http=arguments.insecure_http)
+    return PolyaxonTarget(
+        runs, ROOT / "service.yaml", identity, params=params_in(settings["launcher_options"]),
+        queue=settings.get("queue"), approve=arguments.approve, startup_s=arguments.startup_timeout,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -768,7 +785,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "After 2 and 130, --resume goes on.",
     )
     add = parser.add_argument
-    add("--target", choices=("local", "vllm"), help="embedded engine, or launch_vllm.py on this machine's GPU")
+    targets = "embedded engine, launch_vllm.py on this machine's GPU, or service.yaml on a cluster"
+    add("--target", choices=("local", "vllm", "polyaxon"), help=targets)
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; with --resume, the experiment's")
     add("--order", help="deployments: B baseline, N ngram, pairs that alternate (default: BNNB)")
     add("--concurrency", metavar="N,N,…", help="users at a time, one result directory each (default: 1,4,8)")
@@ -777,7 +795,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resume", action="store_true", help="go on with the experiment in --out; needs no other option")
     add("--port", type=int, help="where servers listen on 127.0.0.1 (default: a free one)")
     add("--startup-timeout", type=float, default=1800, metavar="S", help="from start to healthy (default: %(default)g)")
-    add("launcher_options", nargs="*", metavar="-- OPTION", help="passed on to launch_vllm.py, such as --vllm CMD")
+    add("-p", "--project", help="polyaxon: where the runs are made, PROJECT or OWNER/PROJECT")
+    add("--owner", help="polyaxon: of the project (default: the CLI's)")
+    add("--queue", help="polyaxon: QUEUE or AGENT/QUEUE (default: the project's)")
+    add("--approve", action="store_true", help="polyaxon: approve runs that wait for a person")
+    add("--insecure-http", action="store_true", help="polyaxon: allow the token over http:// to another machine")
+    passed_on = "passed on to launch_vllm.py, such as --vllm CMD; to service.yaml on Polyaxon, such as -P NAME=VALUE"
+    add("launcher_options", nargs="*", metavar="-- OPTION", help=passed_on)
     return parser.parse_args(argv)
 
 
@@ -789,7 +813,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         document = old_document(arguments) if arguments.resume else new_document(arguments)
         with held(arguments.out):
-            target = target_of(document["settings"], arguments)
+            target = target_of(document["settings"], arguments, document["id"])
             if arguments.resume:
                 target.check()
             experiment = Experiment(arguments.out, document, target)

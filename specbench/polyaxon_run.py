@@ -8,13 +8,14 @@ included, when a call fails: its logger is switched off).
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -176,6 +177,7 @@ class Runs:
                 raise UserError(f"--owner says {owner}, -p says {named}: give one of them")
             owner = named
         self._patience_s, self._say, self._poll_s = patience_s, say, poll_s
+        self.insecure_http = insecure_http
         self._api = _client(insecure_http)
         self.host: str = self._api.config.host
         self.token: str | None = self._api.config.token
@@ -441,6 +443,17 @@ def _client(insecure_http: bool) -> Any:
     return client
 
 
+def params_in(options: Sequence[str]) -> dict[str, str]:
+    """The params of `-P NAME=VALUE …`, as `polyaxon run` takes them."""
+    params = {}
+    for flag, value in itertools.zip_longest(options[::2], options[1::2]):
+        name, equals, text = str(value).partition("=")
+        if flag != "-P" or not equals:
+            raise UserError(f"options after -- must be -P NAME=VALUE for polyaxon, got {' '.join(options)}")
+        params[name] = text
+    return params
+
+
 # What is left after a stop
 
 
@@ -539,7 +552,8 @@ class PolyaxonTarget:
         """bench.py looks the run up again; an API that is away at that moment is waited for here."""
         run = deployment["run"]
         self.runs.read(run["uuid"])
-        return ["--service-run", run["uuid"], "--project", run["project"]]
+        insecure = ["--insecure-http"] if self.runs.insecure_http else []
+        return ["--service-run", run["uuid"], "--project", run["project"], *insecure]
 
     def died(self, deployment: dict[str, Any]) -> str | None:
         instead = instead_of_health(deployment["url"], self.runs.token)
@@ -624,7 +638,8 @@ def _is_transient(error: BaseException) -> bool:
 
     status = getattr(error, "status", None)
     if status is not None:
-        return status in (408, 429) or status >= 500
+        # 405: haupt 2.18 answers so now and then to a valid call while it answers another one.
+        return status in (405, 408, 429) or status >= 500
     return not isinstance(error, PolyaxonException) and not isinstance(getattr(error, "reason", None), SSLError)
 
 

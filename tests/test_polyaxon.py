@@ -532,8 +532,9 @@ def test_the_readme_by_hand(polyaxon: Cluster, tmp_path: Path) -> None:
     polyaxon.agent.command = embedded_engine
     ran = cli(polyaxon, tmp_path, f"polyaxon run -p {PROJECT} -f service.yaml -u -P mode=ngram")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    uuid = polyaxon.agent.started[-1]
-    assert uuid in ran.stdout
+    found = re.search(r"Run `(\w{32})` was approved", ran.stdout)
+    assert found, ran.stdout
+    uuid = found[1]
 
 
 def test_an_upload_of_nothing_fails_the_run(polyaxon: Cluster, tmp_path: Path) -> None:
