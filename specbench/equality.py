@@ -208,6 +208,19 @@ def _exchanged(
     return tuple(scores)
 
 
+def _alike(case: str, n_a: int, n_b: int, base_deployments: int, candidate_deployments: int) -> CaseEquality:
+    """A case with one output everywhere: its score is 0 whatever the labels."""
+    several = min(base_deployments, candidate_deployments) > 1
+    return CaseEquality(
+        *(case, n_a, n_b, 1, 1, 1),
+        within_base=0.0 if n_a > 1 else None,
+        between=0.0,
+        test=ScoreTest(0, 1.0, 1.0, {0: 1.0}) if n_a > 1 else None,
+        base_tests=(),
+        exchanged=(0,) * (base_deployments * candidate_deployments) if several else (),
+    )
+
+
 def compare_outputs(
     case: str, base: Sequence[Sequence[Hashable]], candidate: Sequence[Sequence[Hashable]]
 ) -> CaseEquality:
@@ -219,6 +232,8 @@ def compare_outputs(
     if not all_base or not all_candidate:
         raise ValueError(f"case {case} has no output on one side")
     order = list(dict.fromkeys([*all_base, *all_candidate]))
+    if len(order) == 1:  # most cases of most runs
+        return _alike(case, len(all_base), len(all_candidate), len(base), len(candidate))
     a, b = _counts(all_base, order), _counts(all_candidate, order)
     n_a, n_b = len(all_base), len(all_candidate)
     same_between = sum(x * y for x, y in zip(a, b, strict=True)) / (n_a * n_b)
