@@ -18,6 +18,7 @@ import contextlib
 import gc
 import queue
 import signal
+import statistics
 import threading
 import time
 from array import array
@@ -25,8 +26,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Literal, TypeVar
-
-import numpy as np
 
 from specbench.inventory import Item
 from specbench.results import Request
@@ -105,7 +104,7 @@ async def run_load(
         transport: from transport_for(settings.url).
         settings: what the requests share.
         zero_ns: perf_counter_ns of the run's zero, which rows' start_s count from.
-        sink: takes each row, in order of completion, in a thread of its own. An OSError from it stops the run.
+        sink: takes each row, in order of completion, in a thread of its own. An exception from it stops the run.
         server_changed: asked after a failed request; a sentence stops the run.
         progress: called on the loop, at most every PROGRESS_INTERVAL_S and once at the end.
 
@@ -248,16 +247,16 @@ class _Load:
                 task.cancel()
 
     async def _tick(self) -> None:
-        """Sample the loop's lateness, and show progress."""
+        """Show progress, and sample how late the loop is (which includes showing it)."""
         shown_ns = 0
         while True:
-            due_ns = perf_counter_ns() + round(LAG_INTERVAL_S * 1e9)
-            await asyncio.sleep(LAG_INTERVAL_S)
             now = perf_counter_ns()
-            self._health.lags_ns.append(max(0, now - due_ns))
+            due_ns = now + round(LAG_INTERVAL_S * 1e9)
             if now - shown_ns >= PROGRESS_INTERVAL_S * 1e9:
                 shown_ns = now
                 self._show_progress()
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._health.lags_ns.append(max(0, perf_counter_ns() - due_ns))
 
     def _show_progress(self) -> None:
         if self._progress is not None:
@@ -298,12 +297,12 @@ def _seconds(ns: int | None) -> float | None:
 
 
 class _Writer:
-    """Calls `sink` for each row in a thread of its own; after its first OSError calls `failed` and drops the rest."""
+    """Calls `sink` for each row in a thread of its own; after its first exception calls `failed` and drops the rest."""
 
     def __init__(self, sink: Callable[[Request], object], failed: Callable[[], object]) -> None:
         self._sink, self._failed = sink, failed
         self._rows: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def __enter__(self) -> "_Writer":
@@ -319,14 +318,17 @@ class _Writer:
 
     def problem(self) -> str | None:
         """Why rows were lost, as a sentence, else None."""
-        return f"the results could not be written: {self._error.strerror or self._error}" if self._error else None
+        if self._error is None:
+            return None
+        reason = self._error.strerror if isinstance(self._error, OSError) else None
+        return f"the results could not be written: {reason or repr(self._error)}"
 
     def _run(self) -> None:
         while (row := self._rows.get()) is not None:
             if self._error is None:
                 try:
                     self._sink(row)
-                except OSError as error:
+                except Exception as error:
                     self._error = error
                     self._failed()
 
@@ -354,8 +356,11 @@ class _Health:
         }
 
 
-def _percentile_ms(values_ns: "array[int]", percentile: float) -> float | None:
-    return float(np.percentile(values_ns, percentile)) / 1e6 if values_ns else None
+def _percentile_ms(values_ns: "array[int]", percent: int) -> float | None:
+    """Linear interpolation, as everywhere else; the standard library's, which costs no memory to import."""
+    if len(values_ns) < 2:
+        return values_ns[0] / 1e6 if values_ns else None
+    return statistics.quantiles(values_ns, n=100, method="inclusive")[percent - 1] / 1e6
 
 
 @contextlib.contextmanager

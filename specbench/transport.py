@@ -439,15 +439,16 @@ class ProxyTransport(httpx.AsyncBaseTransport):
 
     async def _exchange(self, request: httpx.Request, arrival: Arrival) -> httpx.Response:
         arrival.sent_ns = perf_counter_ns()
-        response = await self._inner.handle_async_request(request)
         try:
+            response = await self._inner.handle_async_request(request)
             arrival.status, arrival.headers = response.status_code, response.headers.raw
-            async for part in cast(httpx.AsyncByteStream, response.stream):
-                arrival.reads.append((perf_counter_ns(), part))
+            try:
+                async for part in cast(httpx.AsyncByteStream, response.stream):
+                    arrival.reads.append((perf_counter_ns(), part))
+            finally:
+                await response.aclose()
         except httpx.RemoteProtocolError as error:  # httpx's word for an answer that was cut off
             raise httpx.ReadError(str(error)) from error
-        finally:
-            await response.aclose()
         return _response(request, arrival)
 
 
