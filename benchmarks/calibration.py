@@ -204,7 +204,7 @@ def prompts(share: float) -> None:
     title = f"Prompts and deployments both vary: coverage, % ({rows} replicates, seed 103)"
     table(title, ["C×R", "d", "redeploy noise", "case t alone", "ours"], lines)
 
-    rows, lines = int(1000 * share), []
+    rows, lines = int(600 * share), []
     for cases, repeats in ((300, 1), (60, 2), (20, 5), (12, 10)):
         for kind in ("none", "AR .3", "AR .6", "slow", "drift"):
             alone, ours, printed = _prompts_one_pair(rng, rows, cases, repeats, kind)
@@ -278,9 +278,28 @@ def verdict(share: float) -> None:
     table(title, header, lines)
 
 
+def planning(share: float) -> None:
+    """How many deployments to plan from the redeploy spread of a first experiment with d per mode."""
+    rows, rng = int(4000 * share), np.random.default_rng(109)
+    lines: list[Line] = []
+    for d in (2, 3, 4):
+        df = 2 * d - 2
+        seen = 0.03 * np.sqrt(rng.chisquare(df, rows) / df)
+        low = [estimates.deployments_needed(float(s), 0.1) for s in seen]
+        high = [estimates.deployments_needed(estimates.spread_limit(float(s), df), 0.1) for s in seen]
+        cells = ["–".join(f"{q:.0f}" for q in np.percentile(plan, [10, 90])) for plan in (low, high)]
+        need = estimates.deployments_needed(0.03, 0.1)
+        lines.append((d, need, *cells, percent(np.less_equal(low, need) & np.less_equal(need, high))))
+    table(
+        f"Deployments planned for a 10% effect, true redeploy noise 3% ({rows} replicates, seed 109)",
+        ["d of the first", "truly needed", "low end, 10–90%", "high end, 10–90%", "range holds the truth, %"],
+        lines,
+    )
+
+
 def end_to_end(share: float) -> None:
     """A/A through `estimate`: every word, all cells of a family table."""
-    rows, rng = int(1000 * share), np.random.default_rng(105)
+    rows, rng = int(500 * share), np.random.default_rng(105)
     lines: list[Line] = []
     cases, repeats, family_ = 9, 10, np.arange(9) % 3
     for d in (1, 2, 3):
@@ -336,7 +355,7 @@ def judged_outputs(
 
 def outputs(share: float) -> None:
     """Equality: nine cases, five always alike, four varying."""
-    rows, rng = int(400 * share), np.random.default_rng(106)
+    rows, rng = int(250 * share), np.random.default_rng(106)
     lines: list[Line] = []
     for d, repeats in ((1, 2), (1, 3), (1, 5), (1, 10), (2, 5), (2, 10)):
         for how, only in (("null", None), ("20% new", None), ("wholly new", None), ("wholly new", 0)):
@@ -356,7 +375,7 @@ def outputs(share: float) -> None:
 
 def outputs_by_deployment(share: float) -> None:
     """Equality where every deployment has chances of its own."""
-    rows, rng = int(300 * share), np.random.default_rng(107)
+    rows, rng = int(200 * share), np.random.default_rng(107)
     lines: list[Line] = []
     for around in (1000.0, 30.0, 10.0, 3.0):
         for d in (1, 2, 3):
@@ -373,7 +392,7 @@ def outputs_by_deployment(share: float) -> None:
 
 def outputs_one_repeat(share: float) -> None:
     """Equality of many cases with one repeat: the floor comes from the second deployment."""
-    rows, rng = int(200 * share), np.random.default_rng(108)
+    rows, rng = int(100 * share), np.random.default_rng(108)
     lines: list[Line] = []
     for floor in (0.05, 0.2):
         for new in (0.0, 0.05, 0.1, 0.3):
@@ -404,6 +423,7 @@ SECTIONS: dict[str, Callable[[float], None]] = {
     "family": family,
     "prompts": prompts,
     "verdict": verdict,
+    "planning": planning,
     "end-to-end": end_to_end,
     "outputs": outputs,
     "outputs-by-deployment": outputs_by_deployment,

@@ -175,6 +175,11 @@ def deployments_needed(spread: float, effect: float) -> int:
     return int(d[found[0]]) if found.size else 200
 
 
+def spread_limit(spread: float, df: int) -> float:
+    """80% upper limit of a standard deviation (Browne 1995; chi-square by Wilson and Hilferty 1931)."""
+    return spread / math.sqrt((1 - 2 / (9 * df) - 0.8416 * math.sqrt(2 / (9 * df))) ** 3)
+
+
 # --- One pair: noise within its runs
 
 
@@ -506,11 +511,6 @@ def _more_requests(data: _Data, half: float | None, goal: float) -> More | None:
     return More("requests", total, total, f"about --repeats {repeats} ({total} requests a run instead of {n})")
 
 
-def _spread_limit(spread: float, df: int) -> float:
-    """80% upper limit of a standard deviation (Browne 1995; chi-square by Wilson and Hilferty 1931)."""
-    return spread / math.sqrt((1 - 2 / (9 * df) - 0.8416 * math.sqrt(2 / (9 * df))) ** 3)
-
-
 def _more(data: _Data, line: Line, half: float | None, case_half: float | None, target: float) -> More | None:
     """What to add so that an effect of `target` would show; names the widest part of the interval."""
     goal = math.log1p(target)
@@ -526,7 +526,7 @@ def _more(data: _Data, line: Line, half: float | None, case_half: float | None, 
     if within is not None and within > half:
         return _more_requests(data, within, goal)
     low = deployments_needed(line.redeploy_spread, target)
-    high = deployments_needed(_spread_limit(line.redeploy_spread, 2 * data.pairs - 2), target)
+    high = deployments_needed(spread_limit(line.redeploy_spread, 2 * data.pairs - 2), target)
     sentence = (
         f"{low} to {high} deployments per mode would find {target:.0%} with 80% power, at a redeploy spread of "
         f"{line.redeploy_spread:.1%} (known from {data.pairs} per mode); more requests do not shrink it"

@@ -13,8 +13,8 @@ from benchmarks import calibration
 from specbench import equality, estimates
 
 ROWS = 400
-PAGE = 0.05  # what may be wrong
-SLACK = 3 * math.sqrt(PAGE * (1 - PAGE) / ROWS)
+LEVEL = 0.05  # what may be wrong
+SLACK = 3 * math.sqrt(LEVEL * (1 - LEVEL) / ROWS)
 
 SHAPES = [(9, 5), (9, 10), (9, 20), (60, 2), (9, 50)]
 KINDS = ["none", "t3", "AR .3", "AR .6", "slow", "drift", "step", "bursts", "recorded 1", "recorded 4", "recorded 8"]
@@ -31,7 +31,7 @@ def test_a_printed_interval_of_a_pair_is_rarely_wrong(shape: tuple[int, int], ki
     error = np.abs(estimates.case_means(lay, candidate - base) @ weights)
     half = estimates.pair_half_width(lay, weights, base, candidate)
     printed = estimates.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE
-    assert (printed & (error > half)).mean() <= PAGE + SLACK
+    assert (printed & (error > half)).mean() <= LEVEL + SLACK
     if kind == "none":
         assert (error <= half).mean() >= 0.95
         assert printed.mean() >= (0.45 if cases * repeats == 45 else 0.9)
@@ -41,7 +41,7 @@ def test_a_printed_interval_of_a_pair_is_rarely_wrong(shape: tuple[int, int], ki
 
 
 def test_independence_would_be_wrong_here() -> None:
-    """What the page says of the iid interval, so that the simulations are known to be hard enough."""
+    """The iid interval fails as docs/statistics.md says, so the simulations are known to be hard enough."""
     rng = np.random.default_rng(2)
     lay = calibration.shuffled(rng, 9, 10)
     weights = np.full(9, 1 / 9)
@@ -78,7 +78,7 @@ def test_prompts_and_deployments_together_cover(shape: tuple[int, int, int], spr
     weights, one = np.full(cases, 1 / cases), np.zeros(cases, dtype=np.int64)
     between = estimates.deployment_half_width(sides[0].mean(2), sides[1].mean(2))[0]
     half = np.hypot(estimates.stratified_half_width(effects, weights, one), between)
-    assert (np.abs(effects.mean(1)) <= half).mean() >= 1 - PAGE - SLACK
+    assert (np.abs(effects.mean(1)) <= half).mean() >= 1 - LEVEL - SLACK
 
 
 @pytest.mark.parametrize("d", [2, 3, 4])
@@ -116,7 +116,7 @@ def test_no_effect_gives_no_false_words(d: int, kind: str) -> None:
         result = estimates.estimate(runs)
         lines = (result.overall, *result.families)
         words[row] = [line.verdict.startswith((estimates.FASTER, estimates.SLOWER)) for line in lines]
-    assert (words.mean(0) <= PAGE + SLACK).all()
+    assert (words.mean(0) <= LEVEL + SLACK).all()
 
 
 def share(judged: list[equality.Equality], word: str) -> float:
@@ -127,7 +127,7 @@ def share(judged: list[equality.Equality], word: str) -> float:
 def test_outputs_that_vary_alike_are_rarely_called_different(d: int, repeats: int) -> None:
     rng = np.random.default_rng(8)
     judged = [calibration.judged_outputs(rng, d, repeats, "null") for _ in range(ROWS)]
-    assert share(judged, equality.DIFFERENT) <= PAGE + SLACK
+    assert share(judged, equality.DIFFERENT) <= LEVEL + SLACK
     assert share(judged, equality.WITHIN) >= 0.85
 
 
