@@ -1,0 +1,407 @@
+"""The page's charts: Vega-Lite drawings as inline SVG that take their colours from the page's style sheet.
+
+Every function takes plain numbers and returns `Markup`: an `<svg role="img">` with a text alternative. A panel is
+WIDTH pixels wide, so that a phone shows it unscaled and a wide window shows several side by side. Vega escapes the
+texts that it draws; nothing is fetched, and nothing in an SVG can run.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import vl_convert
+from markupsafe import Markup
+
+from specbench import printable
+
+Spec = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+
+WIDTH = 340
+STEPS = 160  # points of one ECDF line: more than a panel has pixels to show
+INK, MUTED, GRID, PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--panel)"
+# A side is told by colour, and by dashes or shape as well.
+SIDES = {"base": ("var(--base)", [5, 3], "circle"), "candidate": ("var(--candidate)", [1, 0], "triangle-up")}
+_NICE_RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
+_CONFIG: Spec = {
+    "background": None,
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal",
+        "grid": True, "gridColor": GRID, "domain": False, "tickColor": GRID, "ticks": False, "labelPadding": 5,
+        "labelLimit": 150, "titlePadding": 6,
+    },
+    "aria": False,
+}  # fmt: skip
+_SECONDS = "datum.value < 1 ? format(datum.value * 1000, '.3~r') + ' ms' : format(datum.value, '.3~r') + ' s'"
+# What Vega leaves in an SVG for its own use: empty paths, roles of parts (the whole has one), defaults.
+_FOR_VEGA_ONLY = re.compile(
+    r'<path class="(?:back|fore)ground"[^>]*d="(?:M0,0h0v0h0Z)?"[^>]*/>'
+    r'| (?:pointer-events="none"|aria-hidden="true"|role="[^"]*"|aria-roledescription="[^"]*"|opacity="1")'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One row of a forest plot: a ratio, its interval (None: there is none) and the redeploy spread (in logs)."""
+
+    label: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    spread: float | None
+    primary: bool
+
+
+def forest(groups: Mapping[str, Sequence[Effect]], domain: tuple[float, float], alternative: str) -> Markup:
+    """Ratios on a log axis around 1, grouped under headings. Pale bar: one redeploy spread to either side."""
+    rows: list[Spec] = []
+    order: list[str] = []
+    for heading, effects in groups.items():
+        order.append(f"{len(order):03d}#{heading}")
+        for effect in effects:
+            order.append(f"{len(order):03d} {effect.label}")
+            if effect.ratio is not None:
+                rows.append(_effect_row(order[-1], effect, domain))
+    ticks = [value for value in _NICE_RATIOS if domain[0] <= value <= domain[1]]
+    while len(ticks) > 7:
+        ticks = [value for number, value in enumerate(ticks) if value == 1 or (number - ticks.index(1)) % 2 == 0]
+    y = {
+        "field": "row", "type": "ordinal", "sort": order, "scale": {"domain": order},
+        "axis": {
+            "title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "minExtent": _extent(order),
+            "labelColor": {"condition": {"test": "datum.value[3] == '#'", "value": INK}, "value": MUTED},
+            "labelFontWeight": {"condition": {"test": "datum.value[3] == '#'", "value": 600}, "value": "normal"},
+        },
+    }  # fmt: skip
+    x = _x("ratio", {"type": "log", "domain": list(domain), "nice": False}, values=ticks, format="~g")
+    interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
+    layers: list[Spec] = [
+        {
+            "mark": {"type": "bar", "height": 12, "opacity": 0.35, "color": MUTED, "cornerRadius": 2},
+            "encoding": {"x": {**x, "field": "spread_low"}, "x2": {"field": "spread_high"}},
+        },
+        {
+            "mark": {"type": "rule", "color": INK, "strokeDash": [3, 3], "opacity": 0.55},
+            "encoding": {"x": {"datum": 1, **{key: value for key, value in x.items() if key != "field"}}},
+            "data": {"values": [{}]},  # one row of its own: drawn once, over the whole height
+        },
+        {"mark": {"type": "rule", "color": INK, "strokeWidth": 2}, "encoding": interval},
+        {
+            "mark": {"type": "point", "filled": True, "color": INK, "opacity": 1, "strokeWidth": 1.5, "stroke": INK},
+            "encoding": {
+                "x": x,
+                "shape": _by("primary", {"overall": "diamond", "family": "circle"}),
+                "size": _by("primary", {"overall": 85, "family": 45}),
+                "fill": _by("known", {"yes": INK, "no": PAPER}),
+            },
+        },
+    ]
+    for layer in (layers[0], layers[2], layers[3]):
+        layer["encoding"]["y"] = y
+    return _svg({"height": 18 * len(order) + 34, "layer": layers, "data": {"values": rows}}, alternative)
+
+
+def _effect_row(row: str, effect: Effect, domain: tuple[float, float]) -> Spec:
+    def inside(value: float) -> float:
+        return min(max(value, domain[0]), domain[1])
+
+    ratio = effect.ratio or 1.0
+    values: Spec = {
+        "row": row,
+        "ratio": inside(ratio),
+        "primary": "overall" if effect.primary else "family",
+        "known": "no" if effect.low is None else "yes",
+    }
+    if effect.low is not None and effect.high is not None:
+        values |= {"low": inside(effect.low), "high": inside(effect.high)}
+    if effect.spread is not None:
+        spread = {"spread_low": ratio * math.exp(-effect.spread), "spread_high": ratio * math.exp(effect.spread)}
+        values |= {name: inside(value) for name, value in spread.items()}
+    return values
+
+
+def ratio_domain(values: Iterable[float | None]) -> tuple[float, float]:
+    """An axis that holds every ratio and 1, with air; at most a factor of 20 to either side."""
+    logs = [math.log(value) for value in values if value] + [math.log(0.9), math.log(1.1)]
+    air = 0.06 * (max(logs) - min(logs))
+    return math.exp(max(min(logs) - air, -3)), math.exp(min(max(logs) + air, 3))
+
+
+def ecdf(runs: Sequence[tuple[str, Floats]], domain: tuple[float, float], alternative: str) -> Markup:
+    """The share of requests answered within a time: one line per deployment, (side, times in s)."""
+    rows = [
+        {"run": number, "side": side, "x": _rounded(x), "share": round(share, 4)}
+        for number, (side, times) in enumerate(runs)
+        for x, share in steps(times)
+    ]
+    encoding = {
+        "x": _x("x", _time_scale(domain), labelExpr=_SECONDS, **_time_ticks(domain)),
+        "y": _y("share", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+        "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
+        "strokeDash": _by("side", {side: look[1] for side, look in SIDES.items()}),
+        "detail": {"field": "run"},
+    }
+    mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "clip": True}
+    return _svg({"height": 176, "mark": mark, "encoding": encoding, "data": {"values": rows}}, alternative)
+
+
+def steps(times: Floats) -> list[tuple[float, float]]:
+    """(time, share of requests within it), from 0; at most STEPS points, so that large runs stay small."""
+    n = len(times)
+    if n == 0:
+        return []
+    ordered = np.sort(times)
+    at = np.unique(np.linspace(0, n - 1, min(n, STEPS)).round().astype(int))
+    return [(float(ordered[0]), 0.0), *((float(ordered[i]), (int(i) + 1) / n) for i in at)]
+
+
+def time_domain(times: Iterable[Floats]) -> tuple[float, float]:
+    """From the fastest to the slowest but one in two hundred, with air: one stray request must not hide the rest."""
+    every = [values for values in times if len(values)]
+    low = min(float(values.min()) for values in every)
+    high = max(float(np.quantile(values, 0.995)) for values in every)
+    return low / 1.04, max(high, low * 1.05) * 1.04
+
+
+def by_load(points: Sequence[tuple[str, int, float]], alternative: str, *, seconds: bool) -> Markup:
+    """A number against the users, (side, users, value): a point per deployment, a line through their means."""
+    rows = [{"side": side, "users": users, "value": _rounded(value)} for side, users, value in points]
+    labels = {"labelExpr": _SECONDS} if seconds else {"format": ",.3~r"}
+    base: Spec = {
+        "x": {
+            "field": "users", "type": "ordinal", "sort": None, "scale": {"type": "point", "padding": 0.4},
+            "axis": {"title": "users", "labelAngle": 0, "grid": False},
+        },
+        "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
+    }  # fmt: skip
+    y = _y("value", {"zero": True}, tickCount=5, **labels)
+    layers: list[Spec] = [
+        {
+            "mark": {"type": "line", "strokeWidth": 1.6},
+            "encoding": {
+                **base,
+                "y": {**y, "aggregate": "mean"},
+                "strokeDash": _by("side", {side: look[1] for side, look in SIDES.items()}),
+            },
+        },
+        {
+            "mark": {"type": "point", "filled": True, "opacity": 0.9, "size": 42},
+            "encoding": {**base, "y": y, "shape": _by("side", {side: look[2] for side, look in SIDES.items()})},
+        },
+    ]
+    return _svg({"height": 170, "layer": layers, "data": {"values": rows}}, alternative)
+
+
+def acceptance(runs: Sequence[Sequence[float]], alternative: str) -> Markup:
+    """Share of drafts accepted up to each position: a bar for the mean, a point per deployment."""
+    rows = [
+        {"position": position, "rate": round(rate, 4)}
+        for rates in runs
+        for position, rate in enumerate(rates, start=1)
+    ]
+    x = {
+        "field": "position", "type": "ordinal", "scale": {"type": "band", "paddingInner": 0.45, "paddingOuter": 0.3},
+        "axis": {"title": "position in the draft", "labelAngle": 0, "grid": False},
+    }  # fmt: skip
+    y = _y("rate", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1])
+    layers: list[Spec] = [
+        {
+            "mark": {"type": "bar", "color": "var(--candidate)", "opacity": 0.35, "cornerRadiusEnd": 2},
+            "encoding": {"x": x, "y": {**y, "aggregate": "mean"}},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "color": "var(--candidate)", "opacity": 1, "size": 30},
+            "encoding": {"x": x, "y": y},
+        },
+    ]
+    return _svg({"height": 150, "layer": layers, "data": {"values": rows}}, alternative)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the timeline: seconds from its beginning; `text` is written on it; side None: starting up."""
+
+    row: str
+    side: str | None
+    start: float
+    end: float
+    text: str
+
+
+def timeline(spans: Sequence[Span], alternative: str, width: int = WIDTH) -> Markup:
+    """Deployments from top to bottom in order of their start, runs as bars along the time."""
+    whole = max((span.end for span in spans), default=1.0)
+    unit, divisor = ("minutes", 60.0) if whole > 180 else ("seconds", 1.0)
+    rows = [
+        {
+            "row": f"{number:03d} {row}",
+            "side": span.side or "starting",
+            "start": _rounded(span.start / divisor),
+            "end": _rounded(span.end / divisor),
+            "middle": _rounded((span.start + span.end) / 2 / divisor),
+            # A bar that is too short for its text goes without; the table below has every number.
+            "text": span.text if (span.end - span.start) * (width - 130) / whole > 9 * len(span.text) else "",
+        }
+        for number, row in enumerate(dict.fromkeys(span.row for span in spans))
+        for span in spans
+        if span.row == row
+    ]
+    colors = {"base": "var(--base)", "candidate": "var(--candidate)", "starting": GRID}
+    y = {
+        "field": "row", "type": "ordinal", "sort": None, "scale": {"paddingInner": 0.35},
+        "axis": {
+            "title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "labelColor": INK,
+            "minExtent": _extent(f"000 {span.row}" for span in spans),
+        },
+    }  # fmt: skip
+    axis = _x("start", {"domainMin": 0, "nice": False}, title=f"{unit} since the first start", tickCount=5)
+    layers: list[Spec] = [
+        {
+            "mark": {"type": "bar", "cornerRadius": 2, "stroke": PAPER, "strokeWidth": 1},
+            "encoding": {"x": axis, "x2": {"field": "end"}, "y": y, "color": _by("side", colors)},
+        },
+        {
+            "mark": {"type": "text", "color": PAPER, "fontSize": 11, "fontWeight": 600},
+            "encoding": {"x": {**axis, "field": "middle"}, "y": y, "text": {"field": "text"}},
+        },
+    ]
+    height = 26 * len({row["row"] for row in rows}) + 40
+    return _svg({"width": width, "height": height, "layer": layers, "data": {"values": rows}}, alternative)
+
+
+def drift(deployments: Sequence[tuple[str, float]], alternative: str) -> Markup:
+    """Mean E2EL of every deployment in the order in which they ran: (side, seconds)."""
+    rows = [
+        {"at": number, "side": side, "value": _rounded(value)}
+        for number, (side, value) in enumerate(deployments, start=1)
+    ]
+    x = {
+        "field": "at", "type": "ordinal", "scale": {"type": "point", "padding": 0.5},
+        "axis": {"title": "deployment, in order of time", "labelAngle": 0, "grid": False},
+    }  # fmt: skip
+    y = _y("value", {"zero": False, "padding": 12}, labelExpr=_SECONDS, tickCount=4)
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "color": GRID, "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
+        {
+            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 60},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
+                "shape": _by("side", {side: look[2] for side, look in SIDES.items()}),
+            },
+        },
+    ]
+    return _svg({"height": 140, "layer": layers, "data": {"values": rows}}, alternative)
+
+
+def disagreement(cases: Sequence[tuple[str, float | None, float]], alternative: str) -> Markup:
+    """Per case the share of pairs of outputs that differ: base/base (A/A, None: not measured) and base/candidate."""
+    order = [f"{number:03d} {name}" for number, (name, _, _) in enumerate(cases)]
+    ends = [
+        {"row": row, "within": within, "between": between}
+        for row, (_, within, between) in zip(order, cases, strict=True)
+    ]
+    dots = [
+        {"row": end["row"], "side": side, "share": end[of]}
+        for end in ends
+        for side, of in (("base", "within"), ("candidate", "between"))
+        if end[of] is not None
+    ]
+    y = {
+        "field": "row", "type": "ordinal", "sort": order, "scale": {"domain": order},
+        "axis": {"title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "minExtent": _extent(order)},
+    }  # fmt: skip
+    quarters = [0, 0.25, 0.5, 0.75, 1]
+    x = _x("share", {"domain": [0, 1]}, format=".0%", values=quarters, title="pairs of outputs that differ")
+    layers: list[Spec] = [
+        {
+            "data": {"values": [end for end in ends if end["within"] is not None]},
+            "mark": {"type": "rule", "color": MUTED, "strokeWidth": 1.5},
+            "encoding": {"y": y, "x": {**x, "field": "within"}, "x2": {"field": "between"}},
+        },
+        {
+            "data": {"values": dots},
+            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 52},
+            "encoding": {
+                "y": y,
+                "x": x,
+                "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
+                "shape": _by("side", {side: look[2] for side, look in SIDES.items()}),
+            },
+        },
+    ]
+    return _svg({"height": 18 * len(order) + 40, "layer": layers}, alternative)
+
+
+# ---- what the charts share
+
+
+def _x(field: str, scale: Spec, **axis: Any) -> Spec:
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": {"title": None, **axis}}
+
+
+def _y(field: str, scale: Spec, **axis: Any) -> Spec:
+    return _x(field, scale, minExtent=44, **axis)
+
+
+def _extent(labels: Iterable[str]) -> float:
+    """Room for labels (after a prefix of 4) in the widest of the fonts that a reader may have."""
+    return min(150.0, 7.2 * max((len(label) - 4 for label in labels), default=0) + 6)
+
+
+def _by(field: str, values: Mapping[str, Any]) -> Spec:
+    """A channel whose value is looked up by name; the page has the legend."""
+    return {
+        "field": field,
+        "type": "nominal",
+        "scale": {"domain": list(values), "range": list(values.values())},
+        "legend": None,
+    }
+
+
+def _time_scale(domain: tuple[float, float]) -> Spec:
+    kind = "log" if domain[1] / domain[0] > 4 else "linear"
+    return {"type": kind, "domain": list(domain), "nice": False}
+
+
+def _time_ticks(domain: tuple[float, float]) -> Spec:
+    """1-2-5 for a log axis that spans several of them; a linear axis finds its own, without those that would touch."""
+    if domain[1] / domain[0] <= 4:
+        return {"tickCount": 4, "labelOverlap": "greedy", "labelSeparation": 14}
+    decades = range(math.floor(math.log10(domain[0])), math.ceil(math.log10(domain[1])) + 1)
+    every = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
+    inside = [value for value in every if domain[0] <= value <= domain[1]]
+    return {"values": inside if len(inside) <= 6 else inside[::2]}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _svg(spec: Spec, alternative: str) -> Markup:
+    """Draw a panel; its size, its role and its text alternative are put in the place of Vega's own."""
+    fit = {"autosize": {"type": "fit", "contains": "padding"}, "padding": 2}
+    whole = {"width": WIDTH, **fit, "config": _CONFIG, **spec}
+    drawn = vl_convert.vegalite_to_svg(_safe(whole), allowed_base_urls=[])
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    assert size is not None
+    body = drawn[drawn.index(">") + 1 :]
+    body = _FOR_VEGA_ONLY.sub("", body)
+    opening = Markup('<svg class="chart" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}">')
+    return opening.format(printable(alternative), *size.groups(), *size.groups()) + Markup(body)
+
+
+def _safe(value: Any) -> Any:
+    """`value` with control and bidi characters in every text made visible."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: _safe(item) for key, item in value.items()}
+    return [_safe(item) for item in value] if isinstance(value, list) else value
