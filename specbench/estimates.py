@@ -385,18 +385,21 @@ def _repeats_for(data: _Data, requests: float) -> int:
     return max(math.ceil(requests / cases), int(data.lay.repeats.max()) + 1)
 
 
-def _refusal(data: _Data) -> str | None:
+def _refusal(data: _Data, weights: Floats) -> str | None:
     """Why no interval can come from the noise within these runs, and what would lift it."""
     n = data.requests
     if data.one_repeat:
         return "one repeat cannot tell noise from differences between cases; use --repeats 5 or more"
     if n < MIN_REQUESTS:
-        return f"{n} requests are too few, 45 at least; use --repeats {_repeats_for(data, MIN_REQUESTS)}"
+        repeats = _repeats_for(data, MIN_REQUESTS)
+        return f"{n} requests are too few, {MIN_REQUESTS} at least; use --repeats {repeats}"
+    if data.lay.repeats[weights > 0].min() < 2:
+        return "a case has a single value, which shows no noise; use more --repeats"
     if data.effective < MIN_EFFECTIVE:
         wanted = MIN_EFFECTIVE * n / data.effective
         return (
-            f"requests drift together: n = {n} are worth {data.effective:.0f} independent ones, 30 at least; "
-            f"run too short for how slowly its noise changes, use about --repeats {_repeats_for(data, wanted)}"
+            f"requests drift together: n = {n} are worth {data.effective:.0f} independent ones, "
+            f"{MIN_EFFECTIVE:.0f} at least; run too short for how slowly its noise changes, use about --repeats {_repeats_for(data, wanted)}"
         )
     return None
 
@@ -407,7 +410,7 @@ def _pair_half(data: _Data, weights: Floats) -> float:
 
 
 def _these_requests(data: _Data, weights: Floats) -> Summary:
-    reason = _refusal(data)
+    reason = _refusal(data, weights)
     assumption = THESE_REQUESTS if data.pairs == 1 else THESE_REQUESTS.replace("two deployments", "deployments")
     return _summary(data, weights, None if reason else _pair_half(data, weights), reason, assumption)
 
@@ -436,7 +439,7 @@ def _too_few_cases(data: _Data, weights: Floats) -> str | None:
             "use --repeats 5 or a second pair of deployments"
         )
     if data.pairs == 1 and not data.one_repeat:
-        return _refusal(data)
+        return _refusal(data, weights)
     return None
 
 
@@ -496,6 +499,10 @@ def _word(summary: Summary) -> str:
     return SLOWER if summary.low > 1 else NO_DIFFERENCE
 
 
+def _told(summary: Summary) -> bool:
+    return _word(summary) in (FASTER, SLOWER)
+
+
 def _more_requests(data: _Data, half: float | None, goal: float) -> More | None:
     n = data.requests
     if half is None:
@@ -512,7 +519,10 @@ def _more_requests(data: _Data, half: float | None, goal: float) -> More | None:
 
 
 def _more(data: _Data, line: Line, half: float | None, case_half: float | None, target: float) -> More | None:
-    """What to add so that an effect of `target` would show; names the widest part of the interval."""
+    """What to add so that an effect of `target` would show; names the widest part of the interval. None when both
+    the deployments and the prompts have already told."""
+    if _told(line.interval) and (line.prompts.low is None or _told(line.prompts)):
+        return None
     goal = math.log1p(target)
     within = None if line.these_requests.low is None else _half(line.these_requests)
     if half is None or line.redeploy_spread is None:
@@ -570,7 +580,7 @@ def _case_summaries(data: _Data) -> list[Summary]:
     ratios, lows, highs = (np.exp(data.effects + sign * half).tolist() for sign in (0, -1, 1))
     levels = [np.exp(side.mean(0)).tolist() for side in (data.base_means, data.candidate_means)]
     medians = np.exp(data.median_effects).tolist()
-    refusal = _refusal(data)
+    refusal = _refusal(data, np.where(lay.repeats == lay.repeats.max(), 1.0, 0.0))
     result = []
     for i, ratio in enumerate(ratios):
         reason = refusal
@@ -585,14 +595,14 @@ def _case_summaries(data: _Data) -> list[Summary]:
 
 
 NO_VALUE = Summary(
-    None,
-    None,
-    None,
-    "no request of it has a value for this metric on every side",
-    THIS_CASE,
-    None,
-    None,
-    None,
+    ratio=None,
+    low=None,
+    high=None,
+    reason="no request of it has a value for this metric on every side",
+    assumption=THIS_CASE,
+    base=None,
+    candidate=None,
+    median_ratio=None,
 )
 
 
@@ -625,7 +635,7 @@ def _weights(data: _Data, families: tuple[str, ...], mix: Mapping[str, float] | 
         return np.full(len(data.family), 1 / len(data.family))
     unknown = sorted(set(mix) - set(families))
     present = {families[f] for f in data.family}
-    if unknown or min(mix.values()) < 0 or not sum(mix.get(name, 0.0) for name in present):
+    if unknown or min(mix.values(), default=0.0) < 0 or not sum(mix.get(name, 0.0) for name in present):
         raise ValueError(f"mix names {', '.join(unknown) or 'no family with a positive weight'}")
     sizes = np.bincount(data.family, minlength=len(families))
     share = np.array([mix.get(name, 0.0) for name in families])[data.family] / sizes[data.family]

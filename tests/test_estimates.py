@@ -382,6 +382,22 @@ def test_missing_values_leave_out_the_request_on_every_row_and_are_told() -> Non
     assert nothing.overall.interval.ratio is None and nothing.overall.verdict == CANNOT_SAY
 
 
+def test_a_case_with_one_value_left_shows_no_noise() -> None:
+    runs = made(9, 10)
+    first = np.nonzero(runs.case == 4)[0][1:]
+    base = runs.base.copy()
+    base[:, first] = np.nan
+    result = estimate(dataclasses.replace(runs, base=base))
+    assert "single value" in result.overall.why
+    assert result.families[0].interval.low is not None
+    assert result.cases[4].low is None and result.cases[3].low is not None
+
+
+def test_nothing_to_add_once_all_is_told() -> None:
+    assert estimate(made(9, 5, sd=0.2, effect=-1.0)).overall.more is None
+    assert estimate(made(9, 10, pairs=2, spread=0.05, effect=-2.0)).overall.more is None
+
+
 def test_unequal_shapes_are_an_error() -> None:
     runs = made()
     with pytest.raises(ValueError, match="same deployments"):
