@@ -148,7 +148,7 @@ REFUSED = [
     ("--mode ngram --model ''", "--model"),
     ("--mode ngram --model=--api-key", "--model"),
     ("--mode ngram --vllm ''", "--vllm is empty"),
-    ("--mode ngram --vllm \"bash 'open\"", "--vllm cannot be split"),
+    ('--mode ngram --vllm "bash \'open"', "--vllm cannot be split"),
     ("--mode ngram --vllm /nowhere/vllm", "cannot start /nowhere/vllm"),
     ("--mode ngram --num-spec 5", "--num-spec"),
 ]
