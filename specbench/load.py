@@ -155,6 +155,8 @@ class _Load:
         progress: Callable[[Progress], object] | None,
     ) -> None:
         self._schedule = iter(items)
+        cases = {item.case.id: item.case for item in items}
+        self._digests = {name: case.sha256 for name, case in cases.items()}
         self._total = len(items)
         self._phase: Phase = phase
         self._users = min(concurrency, len(items))
@@ -163,7 +165,7 @@ class _Load:
         self._writer = _Writer(sink, self._write_failed)
         self._server_changed, self._progress = server_changed, progress
         self._health = _Health(transport)
-        self._decoding = Turns()
+        self._starting, self._decoding = Turns(), Turns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.Task[None] | None = None
         self._stopped: str | None = None
@@ -200,6 +202,7 @@ class _Load:
                 task.result()
 
     async def _user(self, number: int) -> None:
+        await self._turn()
         for item in self._schedule:
             picked_ns = perf_counter_ns()
             exchange = await send(self._transport, self._settings, item.case)
@@ -207,6 +210,12 @@ class _Load:
                 self._health.wire_delays_ns.append(exchange.arrival.sent_ns - picked_ns)
             self._count_failures(exchange)
             self._decoding.add(lambda item=item, exchange=exchange: self._emit(number, item, exchange))  # type: ignore[misc]
+
+    async def _turn(self) -> None:
+        """Wait for a turn of the loop of one's own: users that start in one turn would hold each other up."""
+        turn = asyncio.Event()
+        self._starting.add(turn.set)
+        await turn.wait()
 
     def _count_failures(self, exchange: Exchange) -> None:
         """Stop when the server looks dead. Needs no decoding, so it comes before the next request."""
@@ -224,7 +233,8 @@ class _Load:
         if sample.outcome != "ok":
             self._failures += 1
             self._ask_server(exchange)
-        self._writer.put(_row(user, item, self._phase, exchange.start_ns - self._zero_ns, sample))
+        start_ns = exchange.start_ns - self._zero_ns
+        self._writer.put(_row(user, item, self._phase, start_ns, self._digests[item.case.id], sample))
 
     def _ask_server(self, exchange: Exchange) -> None:
         """Ask whether the server is still the same, unless it answered this request by refusing it."""
@@ -264,7 +274,7 @@ class _Load:
             self._progress(Progress(self._done, self._total, self._failures, self._tokens, elapsed_s))
 
 
-def _row(user: int, item: Item, phase: Phase, start_ns: int, sample: Sample) -> Request:
+def _row(user: int, item: Item, phase: Phase, start_ns: int, prompt_sha256: str, sample: Sample) -> Request:
     return Request(
         case=item.case.id,
         family=item.case.family,
@@ -288,7 +298,7 @@ def _row(user: int, item: Item, phase: Phase, start_ns: int, sample: Sample) -> 
         error=sample.error,
         http_status=sample.http_status,
         response_id=sample.response_id,
-        prompt_sha256=item.case.sha256,
+        prompt_sha256=prompt_sha256,
     )
 
 

@@ -10,9 +10,9 @@ already open. TTFT ends with the read that completed the first event with a non-
 role chunk is no token); E2EL with the read that completed `[DONE]`. Tokens come from the final `usage` alone.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any, Final
@@ -53,7 +53,7 @@ class RequestSettings:
     timeout_s: float = 600.0
     inactivity_timeout_s: float = 60.0
 
-    @property
+    @cached_property
     def endpoint(self) -> httpx.URL:
         """Where requests go."""
         return httpx.URL(self.url.rstrip("/") + "/v1/chat/completions")
@@ -200,26 +200,33 @@ def events(blocks: list[bytes]) -> Iterator[tuple[int, bytes]]:
     the first byte of the blank line after it.
     """
     body = b"".join(blocks)
+    if b"\r" in body:
+        blocks = list(_with_lf(blocks))
+        body = b"".join(blocks)
     ends = list(accumulate(map(len, blocks)))
-    position = 3 if body.startswith(b"\xef\xbb\xbf") else 0
     block = 0
+    position = 3 if body.startswith(b"\xef\xbb\xbf") else 0
     data: bytes | None = None
-    for line in body[position:].splitlines(keepends=True):
-        if line in (b"\n", b"\r\n", b"\r"):
+    for line in body[position:].split(b"\n")[:-1]:  # what follows the last LF is no line yet
+        if not line:
             if data is not None:
-                if ends[block] <= position:
-                    block = bisect_right(ends, position, lo=block)
+                while ends[block] <= position:
+                    block += 1
                 yield block, data
                 data = None
-        elif line[-1] not in b"\r\n":
-            return
-        elif line.startswith(b"data:"):
+        elif line.startswith(b"data:") or line == b"data":
             value = line[6:] if line.startswith(b"data: ") else line[5:]
-            value = value.rstrip(b"\r\n")
             data = value if data is None else data + b"\n" + value
-        elif line.rstrip(b"\r\n") == b"data":
-            data = b"" if data is None else data + b"\n"
-        position += len(line)
+        position += len(line) + 1
+
+
+def _with_lf(blocks: list[bytes]) -> Iterator[bytes]:
+    """`blocks` with every line ending as one LF, in the block where its first byte was."""
+    after_cr = False
+    for block in blocks:
+        rest = block[1:] if after_cr and block.startswith(b"\n") else block
+        after_cr = block.endswith(b"\r") if block else after_cr
+        yield rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 class _Delta(msgspec.Struct, gc=False):

@@ -489,14 +489,18 @@ def tls_context() -> ssl.SSLContext:
 def _payload(request: httpx.Request, body: bytes) -> bytes:
     """The request as it goes on the wire; a header that would smuggle in another line is refused."""
     lines = [b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
+    has_length = False
     for name, value in request.headers.raw:
-        if b"\r" in name + value or b"\n" in name + value:
-            raise httpx.LocalProtocolError(f"the header {name.decode('latin-1')!r} holds a line break")
-        if name.lower() != b"transfer-encoding":
+        lower = name.lower()
+        has_length |= lower == b"content-length"
+        if lower != b"transfer-encoding":
             lines.append(b"%s: %s" % (name, value))
-    if body and "content-length" not in request.headers:
+    if body and not has_length:
         lines.append(b"Content-Length: %d" % len(body))
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+    head = b"\r\n".join(lines)
+    if head.count(b"\r") != len(lines) - 1 or head.count(b"\n") != len(lines) - 1:
+        raise httpx.LocalProtocolError("a request header holds a line break")
+    return b"%s\r\n\r\n%s" % (head, body)
 
 
 def _response(request: httpx.Request, arrival: Arrival) -> httpx.Response:
