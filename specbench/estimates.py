@@ -399,7 +399,8 @@ def _refusal(data: _Data, weights: Floats) -> str | None:
         wanted = MIN_EFFECTIVE * n / data.effective
         return (
             f"requests drift together: n = {n} are worth {data.effective:.0f} independent ones, "
-            f"{MIN_EFFECTIVE:.0f} at least; run too short for how slowly its noise changes, use about --repeats {_repeats_for(data, wanted)}"
+            f"{MIN_EFFECTIVE:.0f} at least; run too short for how slowly its noise changes, "
+            f"use about --repeats {_repeats_for(data, wanted)}"
         )
     return None
 
