@@ -9,15 +9,17 @@ docs/comparison.md describes the table and the JSON, docs/statistics.md the meth
 """
 
 import argparse
+import math
 import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from specbench import UserError, printable
@@ -26,19 +28,19 @@ from specbench.equality import (
     IDENTICAL,
     TOO_FEW,
     WITHIN,
-    CaseEquality,
     Equality,
     compare_outputs,
     first_divergence,
     judge_cases,
     pass_rates,
 )
-from specbench.estimates import Estimates, Line, Runs, estimate
-from specbench.pairing import METRICS, Deployment, Ints, Pair, check_gates, pair
-from specbench.results import json_bytes, tool, write_atomically
+from specbench.estimates import Line, Runs, estimate
+from specbench.pairing import METRICS, Deployment, Floats, Ints, Pair, check_gates, pair
+from specbench.results import tool, write_atomically
 
 FORMAT = 1
 WIDTH = 100
+INDENTED_BYTES = 16_000_000
 NOT_COMPARABLE = "not comparable"
 _AROUND = 60  # characters of a continuation that are shown
 
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = assess(both, options)
         if arguments.show is not None:
             shown = show_case(both, result, arguments.show)
-        for path, content in ((arguments.json, json_bytes), (arguments.markdown, _markdown_bytes)):
+        for path, content in ((arguments.json, _json_bytes), (arguments.markdown, _markdown_bytes)):
             if path is not None:
                 _write(path, content(result))
     except UserError as error:
@@ -89,31 +91,12 @@ def compare(bases: Sequence[Path], candidates: Sequence[Path], options: Options 
 def assess(pair: Pair, options: Options) -> dict[str, Any]:
     """Equality, ratios, gates and verdicts of two sides that pair."""
     _check_options(pair, options)
-    order = tuple(run.side for run in pair.deployments)
-    estimates = {metric: estimate(_runs(pair, metric, order), options.mix, options.primary) for metric in METRICS}
-    by_case = _positions(pair)
-    outputs = {case["id"]: _case_outputs(pair, at) for case, at in zip(pair.cases, by_case, strict=True)}
-    equality = judge_cases([compare_outputs(case, *sides) for case, (_, sides) in outputs.items()])
+    equality, warnings = _equality(pair, options.accept_floor)
     gates = check_gates(pair)
-    cases = {
-        judged.case: {
-            "family": case["family"],
-            "verdict": judged.verdict,
-            "passes": _passes(judged.verdict, equality, options.accept_floor),
-            "p": judged.p,
-            "reason": judged.reason,
-            "compared": outputs[judged.case][0],
-            **_equality_numbers(judged.equality),
-            **_lengths(pair, at),
-            "divergence": None if judged.verdict == IDENTICAL else _divergence(pair, at, outputs[judged.case][0]),
-        }
-        for judged, case, at in zip(equality.cases, pair.cases, by_case, strict=True)
-    }
-    equal = all(case["passes"] for case in cases.values())
     fired = [gate.name for gate in gates if gate.state == "fired"]
-    metrics = {
-        metric: _metric(pair, metric, estimates[metric], by_case, cases, fired, equal) for metric in METRICS
-    }
+    # Families whose outputs do not pass have no verdict; one after the other, for a metric of 100,000 cases is large.
+    failing = {case["family"] for case in equality["cases"].values() if not case["passes"]}
+    metrics = {metric: _metric(pair, metric, options, failing, fired) for metric in METRICS}
     primary = next(line for line in _lines(metrics["e2el"]) if line["primary"])
     return {
         "format": FORMAT,
@@ -124,7 +107,7 @@ def assess(pair: Pair, options: Options) -> dict[str, Any]:
         "repeats": pair.repeats,
         "cases": len(pair.cases),
         "requests": len(pair.case),
-        "exit_code": 0 if equal and not fired else 1,
+        "exit_code": 0 if equality["equal"] and not fired else 1,
         "verdict": {
             "line": primary["name"],
             "mix": dict(options.mix) if options.mix else None,
@@ -132,26 +115,14 @@ def assess(pair: Pair, options: Options) -> dict[str, Any]:
             "timing": primary["timing"],
             "why": primary["why"],
         },
-        "order": list(order),
+        "order": [run.side for run in pair.deployments],
         "deployments": [_deployment(run) for run in pair.deployments],
         "metrics": metrics,
         "throughput": _throughput(pair),
-        "equality": {
-            "equal": equal,
-            "accept_floor": options.accept_floor,
-            "verdict": equality.verdict,
-            "sentence": equality.sentence,
-            "assumption": equality.assumption,
-            "combined_p": equality.combined_p,
-            "base_p": equality.base_p,
-            "floor": equality.floor,
-            "between": equality.between,
-            "counts": dict(Counter(case["verdict"] for case in cases.values())),
-            "cases": cases,
-        },
+        "equality": equality,
         "expect": _expect(pair),
-        "gates": [asdict(gate) for gate in gates],
-        "warnings": _warnings(pair, estimates, equality, cases),
+        "gates": msgspec.to_builtins(gates),
+        "warnings": _warnings(pair, metrics, equality["cases"], warnings),
     }
 
 
@@ -164,30 +135,84 @@ def _check_options(pair: Pair, options: Options) -> None:
         raise UserError(f"--primary is {options.primary!r}; name overall or one of {known}")
 
 
-def _runs(pair: Pair, metric: str, order: tuple[str, ...]) -> Runs:
+def _runs(pair: Pair, metric: str) -> Runs:
     return Runs(
         base=np.log(np.stack([run.times[metric] for run in pair.bases])),
         candidate=np.log(np.stack([run.times[metric] for run in pair.candidates])),
         case=pair.case,
         family=pair.family,
         families=pair.families,
-        order=order,
+        order=tuple(run.side for run in pair.deployments),
     )
 
 
-def _positions(pair: Pair) -> list[Ints]:
-    """Per case the positions of its requests, by repeat."""
-    return list(np.lexsort((pair.bases[0].shape[:, 1], pair.case)).reshape(len(pair.cases), pair.repeats))
+def _positions(pair: Pair) -> Ints:
+    """[cases, repeats]: where each request of a case lies in the schedule."""
+    return np.lexsort((pair.bases[0].shape[:, 1], pair.case)).reshape(len(pair.cases), pair.repeats)
 
 
-def _case_outputs(pair: Pair, at: Ints) -> tuple[str, tuple[list[list[Any]], list[list[Any]]]]:
-    """What is compared, and the outputs per side, deployment and repeat: token ids where all have them, else text."""
-    numbers = [[run.output[at].tolist() for run in side] for side in (pair.bases, pair.candidates)]
-    ids = [[[pair.outputs.packed_ids(number) for number in run] for run in side] for side in numbers]
-    if all(packed is not None for side in ids for run in side for packed in run):
-        return "token ids", (ids[0], ids[1])
-    texts = [[[pair.outputs.text(number) for number in run] for run in side] for side in numbers]
-    return "text", (texts[0], texts[1])
+def _equality(pair: Pair, accept_floor: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Output equality as the JSON holds it, and warnings."""
+    positions = _positions(pair)
+    compared, judged_of = [], []
+    for case, at in zip(pair.cases, positions, strict=True):
+        what, base, candidate = _case_outputs(pair, at)
+        compared.append(what)
+        judged_of.append(compare_outputs(case["id"], base, candidate))
+    equality = judge_cases(judged_of)
+    tokens = [np.mean([run.tokens[positions] for run in side], axis=(0, 2)) for side in (pair.bases, pair.candidates)]
+    finish_counts: dict[tuple[str, ...], dict[str, int]] = {}  # few are distinct, so cases share them
+
+    def finish(side: Sequence[Deployment], at: Ints) -> dict[str, int]:
+        reasons = tuple(sorted(str(run.finish[position]) for run in side for position in at.tolist()))
+        return finish_counts.setdefault(reasons, dict(Counter(reasons)))
+
+    cases = {}
+    for number, (judged, at) in enumerate(zip(equality.cases, positions, strict=True)):
+        numbers = judged.equality
+        same = judged.verdict == IDENTICAL
+        cases[judged.case] = {
+            "family": pair.cases[number]["family"],
+            "verdict": judged.verdict,
+            "passes": _passes(judged.verdict, equality, accept_floor),
+            "p": judged.p,
+            "reason": judged.reason,
+            "compared": compared[number],
+            "distinct_base": numbers.distinct_base,
+            "distinct_candidate": numbers.distinct_candidate,
+            "shared": numbers.shared,
+            "within_base": numbers.within_base,
+            "between": numbers.between,
+            "tokens_base": float(tokens[0][number]),
+            "tokens_candidate": float(tokens[1][number]),
+            "finish_base": finish(pair.bases, at),
+            "finish_candidate": finish(pair.candidates, at),
+            "divergence": None if same else _divergence(pair, at, compared[number]),
+        }
+    section = {
+        "equal": all(case["passes"] for case in cases.values()),
+        "accept_floor": accept_floor,
+        "verdict": equality.verdict,
+        "sentence": equality.sentence,
+        "assumption": equality.assumption,
+        "combined_p": equality.combined_p,
+        "base_p": equality.base_p,
+        "floor": equality.floor,
+        "between": equality.between,
+        "counts": dict(Counter(case["verdict"] for case in cases.values())),
+        "cases": cases,
+    }
+    return section, equality.warnings
+
+
+def _case_outputs(pair: Pair, at: Ints) -> tuple[str, list[list[Any]], list[list[Any]]]:
+    """What is compared, and the outputs per deployment and repeat: token ids where all have them, else text."""
+    sides = [[run.output[at].tolist() for run in side] for side in (pair.bases, pair.candidates)]
+    what, output = "token ids", cast(Callable[[int], Any], pair.outputs.packed_ids)
+    if any(output(number) is None for side in sides for run in side for number in run):
+        what, output = "text", pair.outputs.text
+    base, candidate = ([[output(number) for number in run] for run in side] for side in sides)
+    return what, base, candidate
 
 
 def _passes(verdict: str, equality: Equality, accept_floor: bool) -> bool:
@@ -202,24 +227,6 @@ def _passes(verdict: str, equality: Equality, accept_floor: bool) -> bool:
         return equality.verdict == WITHIN
     together = equality.verdict == DIFFERENT and all(case.verdict != DIFFERENT for case in equality.cases)
     return verdict == WITHIN and not together
-
-
-def _equality_numbers(equality: CaseEquality) -> dict[str, Any]:
-    return {
-        "distinct_base": equality.distinct_base,
-        "distinct_candidate": equality.distinct_candidate,
-        "shared": equality.shared,
-        "within_base": equality.within_base,
-        "between": equality.between,
-    }
-
-
-def _lengths(pair: Pair, at: Ints) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, side in (("base", pair.bases), ("candidate", pair.candidates)):
-        result[f"tokens_{name}"] = float(np.mean([run.tokens[at].mean() for run in side]))
-        result[f"finish_{name}"] = dict(Counter(str(run.finish[position]) for run in side for position in at))
-    return result
 
 
 def _divergence(pair: Pair, at: Ints, compared: str) -> dict[str, Any] | None:
@@ -248,37 +255,41 @@ def _output_counts(side: Iterable[Deployment], at: Ints) -> Counter[int]:
 
 
 def _metric(
-    pair: Pair,
-    metric: str,
-    estimates: Estimates,
-    by_case: Sequence[Ints],
-    cases: Mapping[str, Mapping[str, Any]],
-    fired: Sequence[str],
-    equal: bool,
+    pair: Pair, metric: str, options: Options, failing: Collection[str], fired: Sequence[str]
 ) -> dict[str, Any]:
-    """One metric as the JSON holds it; only E2EL has verdicts."""
+    """One metric as the JSON holds it; only E2EL has verdicts. `failing`: families whose outputs do not pass."""
+    estimates = estimate(_runs(pair, metric), options.mix, options.primary)
 
-    def line(line: Line, passes: bool, at: Ints) -> dict[str, Any]:
-        values = asdict(line)
+    def line(line: Line, passes: bool, of: Ints) -> dict[str, Any]:
+        values: dict[str, Any] = msgspec.to_builtins(line)
         values["timing"] = values.pop("verdict")
         values["verdict"] = _verdict(values["timing"], passes, fired)
         if metric != "e2el":
             values["timing"] = values["verdict"] = None
-        return values | _medians(pair, metric, at)
+        base, candidate = (float(medians[0]) for medians in _medians(pair, metric, of.reshape(1, -1)))
+        return values | {"base_median_s": _known(base), "candidate_median_s": _known(candidate)}
 
-    positions = np.arange(len(pair.case))
-    family_of = pair.family[pair.case]
-    families = {}
-    for number, estimated in enumerate(estimates.families):
-        passes = all(case["passes"] for case in cases.values() if case["family"] == estimated.name)
-        families[estimated.name] = line(estimated, passes, positions[family_of == number])
+    positions = _positions(pair)
+    families = {
+        estimated.name: line(estimated, estimated.name not in failing, positions[pair.family == number])
+        for number, estimated in enumerate(estimates.families)
+    }
+    base, candidate = (medians.tolist() for medians in _medians(pair, metric, positions))
     return {
-        "overall": line(estimates.overall, equal, positions),
+        "overall": line(estimates.overall, not failing, positions),
         "families": families,
         "cases": {
-            case["id"]: asdict(summary) | _medians(pair, metric, at)
-            for case, summary, at in zip(pair.cases, estimates.cases, by_case, strict=True)
+            case["id"]: {
+                "ratio": summary.ratio,
+                "low": summary.low,
+                "high": summary.high,
+                "reason": summary.reason,
+                "base_median_s": _known(base[number]),
+                "candidate_median_s": _known(candidate[number]),
+            }
+            for number, (case, summary) in enumerate(zip(pair.cases, estimates.cases, strict=True))
         },
+        "cases_assumption": estimates.cases[0].assumption,
         "requests": estimates.requests,
         "effective": estimates.effective,
         "warnings": list(estimates.warnings),
@@ -291,14 +302,20 @@ def _verdict(timing: str, passes: bool, fired: Sequence[str]) -> str:
     return f"suspect: {', '.join(fired)}" if fired else timing
 
 
-def _medians(pair: Pair, metric: str, at: Ints) -> dict[str, float | None]:
-    """Medians over every request of a side that has a value, as jq gives them."""
-    result: dict[str, float | None] = {}
-    for name, side in (("base", pair.bases), ("candidate", pair.candidates)):
-        values = np.concatenate([run.times[metric][at] for run in side])
-        values = values[~np.isnan(values)]
-        result[f"{name}_median_s"] = float(np.median(values)) if len(values) else None
-    return result
+def _medians(pair: Pair, metric: str, positions: Ints) -> tuple[Floats, Floats]:
+    """Per row of positions the medians of both sides, over every request that has a value, as jq gives them."""
+    return _row_medians(pair.bases, metric, positions), _row_medians(pair.candidates, metric, positions)
+
+
+def _row_medians(side: Sequence[Deployment], metric: str, positions: Ints) -> Floats:
+    values = np.sort(np.concatenate([run.times[metric][positions] for run in side], axis=1), axis=1)  # NaN last
+    count = (~np.isnan(values)).sum(axis=1)
+    rows = np.arange(len(values))
+    return np.asarray((values[rows, np.maximum(count - 1, 0) // 2] + values[rows, count // 2]) / 2)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _deployment(run: Deployment) -> dict[str, Any]:
@@ -354,14 +371,14 @@ def _expect(pair: Pair) -> dict[str, Any] | None:
         counts["checked"] += 1
         counts["base_passed"] += one
         counts["candidate_passed"] += two
-    return {**asdict(pass_rates(base, candidate)), "cases": cases}
+    return {**msgspec.to_builtins(pass_rates(base, candidate)), "cases": cases}
 
 
 # ---- warnings
 
 
 def _warnings(
-    pair: Pair, estimates: Mapping[str, Estimates], equality: Equality, cases: Mapping[str, Mapping[str, Any]]
+    pair: Pair, metrics: Mapping[str, Any], cases: Mapping[str, Mapping[str, Any]], of_equality: Sequence[str]
 ) -> list[str]:
     """Sentences about what a reader must know and no gate decides; each once."""
     base, candidate = pair.bases[0], pair.candidates[0]
@@ -378,10 +395,10 @@ def _warnings(
     for key in sorted({key for run in pair.deployments for key in run.manifest["client"]}):
         if any(run.manifest["client"].get(key) != base.manifest["client"].get(key) for run in pair.deployments):
             found.append(f"The client differs between directories in {key}: measure both modes from one client.")
-    found += [f"{metric.upper()}: {warning}" for metric, part in estimates.items() for warning in part.warnings]
-    lines = [estimates["e2el"].overall, *estimates["e2el"].families]
-    found += [warning for line in lines for warning in (*line.interval.warnings, *line.prompts.warnings)]
-    found += equality.warnings
+    found += [f"{metric.upper()}: {warning}" for metric, of in metrics.items() for warning in of["warnings"]]
+    statements = [line[name] for line in _lines(metrics["e2el"]) for name in ("interval", "prompts")]
+    found += [warning for statement in statements for warning in statement["warnings"]]
+    found += of_equality
     shorter = [
         f"{case} ({of['tokens_base']:.4g} → {of['tokens_candidate']:.4g} tokens)"
         for case, of in cases.items()
@@ -570,6 +587,12 @@ def _wrapped(paragraph: str, indent: str) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", printable(text).replace("\n", " "))
+
+
+def _json_bytes(result: Mapping[str, Any]) -> bytes:
+    """Indented, but for results so large (100,000 cases) that nobody reads them and indenting doubles the memory."""
+    content = msgspec.json.encode(result)
+    return (msgspec.json.format(content, indent=2) if len(content) < INDENTED_BYTES else content) + b"\n"
 
 
 def _markdown_bytes(result: Mapping[str, Any]) -> bytes:

@@ -28,15 +28,15 @@ _NAMED = 12  # requests that one sentence names
 
 
 class Outputs:
-    """Every distinct output, stored once: its text and its token ids (8 bytes each), or None without them."""
+    """Every distinct output, stored once: its text and its token ids (4 bytes each), or None without them."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, bytes | None], int] = {}
         self._outputs: list[tuple[str, bytes | None]] = []
 
     def add(self, text: str, token_ids: Sequence[int] | None) -> int:
-        """The number of this output: the same for the same text and ids. OverflowError for an id beyond 64 bits."""
-        output = (text, None if token_ids is None else array("q", token_ids).tobytes())
+        """The number of this output: the same for the same text and ids. OverflowError for an id beyond 32 bits."""
+        output = (text, None if token_ids is None else array("i", token_ids).tobytes())
         number = self._numbers.setdefault(output, len(self._outputs))
         if number == len(self._outputs):
             self._outputs.append(output)
@@ -52,7 +52,7 @@ class Outputs:
 
     def token_ids(self, number: int) -> list[int]:
         """The token ids, empty where there are none."""
-        ids = array("q")
+        ids = array("i")
         ids.frombytes(self._outputs[number][1] or b"")
         return ids.tolist()
 
@@ -129,6 +129,8 @@ def pair(bases: Sequence[Path], candidates: Sequence[Path], allow_same_mode: boo
         _check_identity(first, other)
     _check_modes(base, candidate, allow_same_mode)
     _check_independent(base, candidate)
+    for other in [*base[1:], *candidate]:
+        other.manifest["inventory"] = first.manifest["inventory"]  # equal, and with many cases large
     cases = first.manifest["inventory"]["cases"]
     families = tuple(dict.fromkeys(case["family"] for case in cases))
     return Pair(
@@ -310,6 +312,8 @@ def _check_identity(first: Deployment, other: Deployment) -> None:
                 f"{first.name} and {other.name} differ in the request parameter {key}: {_short(one.get(key))} and "
                 f"{_short(two.get(key))}; run both modes with the same parameters"
             )
+    if first.manifest["inventory"] != other.manifest["inventory"]:
+        raise UserError(f"{first.name} and {other.name} list other cases under one inventory digest; one was edited")
     if not np.array_equal(first.shape, other.shape):
         raise UserError(f"{first.name} and {other.name} sent their requests in different orders; one was edited")
 
