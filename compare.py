@@ -58,16 +58,8 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print the table, write what was asked for; the exit code."""
     arguments = _parser().parse_args(argv)
-    bases = [arguments.base, *(base for base, _ in arguments.more)]
-    candidates = [arguments.candidate, *(candidate for _, candidate in arguments.more)]
     try:
-        options = Options(
-            _parse_mix(arguments.mix), arguments.primary, arguments.accept_floor, arguments.allow_same_mode
-        )
-        both = pair(bases, candidates, options.allow_same_mode)
-        result = assess(both, options)
-        if arguments.show is not None:
-            shown = show_case(both, result, arguments.show)
+        result, shown = _compared(arguments)
         for path, content in ((arguments.json, _json_bytes), (arguments.markdown, _markdown_bytes)):
             if path is not None:
                 _write(path, content(result))
@@ -75,9 +67,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"compare.py: {printable(str(error))}", file=sys.stderr)
         return 2
     print(table(result))
-    if arguments.show is not None:
+    if shown is not None:
         print(f"\n{shown}")
     return int(result["exit_code"])
+
+
+def _compared(arguments: argparse.Namespace) -> tuple[dict[str, Any], str | None]:
+    """The result, and the case that --show asks for."""
+    options = Options(
+        _parse_mix(arguments.mix), arguments.primary, arguments.accept_floor, arguments.allow_same_mode
+    )
+    bases = [arguments.base, *(base for base, _ in arguments.more)]
+    candidates = [arguments.candidate, *(candidate for _, candidate in arguments.more)]
+    both = pair(bases, candidates, options.allow_same_mode)
+    result = assess(both, options)
+    return result, None if arguments.show is None else show_case(both, result, arguments.show)
 
 
 def compare(bases: Sequence[Path], candidates: Sequence[Path], options: Options = Options()) -> dict[str, Any]:
@@ -592,7 +596,7 @@ def _escaped(text: str) -> str:
 def _json_bytes(result: Mapping[str, Any]) -> bytes:
     """Indented, but for results so large (100,000 cases) that nobody reads them and indenting doubles the memory."""
     content = msgspec.json.encode(result)
-    return (msgspec.json.format(content, indent=2) if len(content) < INDENTED_BYTES else content) + b"\n"
+    return msgspec.json.format(content, indent=2) + b"\n" if len(content) < INDENTED_BYTES else content
 
 
 def _markdown_bytes(result: Mapping[str, Any]) -> bytes:

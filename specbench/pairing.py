@@ -7,6 +7,7 @@ Arrays run in schedule order: element j is the same (case, repeat) in every depl
 """
 
 import json
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ class _Rows:
         # 0: the whole answer arrived in one read, so nothing can be said about the time of one token.
         self.times["tpot"][position] = request.tpot_s or np.nan
         self.tokens[position] = request.completion_tokens or 0
-        self.finish[position] = request.finish_reason
+        self.finish[position] = request.finish_reason and sys.intern(request.finish_reason)  # few are distinct
         try:
             self.output[position] = self._outputs.add(request.text, request.token_ids)
         except OverflowError:
