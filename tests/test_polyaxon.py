@@ -1,9 +1,11 @@
 """specbench/polyaxon_run.py against Polyaxon's real API: haupt's sandbox, a test agent, a stand-in for the gateway."""
 
 import itertools
+import json
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -412,7 +414,7 @@ def test_hosts_that_must_not_get_the_token(polyaxon: Cluster, monkeypatch: pytes
 
 def test_polyaxon_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polyaxon", None)
-    with pytest.raises(NoAccess, match=r"polyaxon is not installed here: pip install -r requirements.txt"):
+    with pytest.raises(NoAccess, match=r"polyaxon is not installed here: pip install"):
         find_service(UNKNOWN, PROJECT)
 
 
@@ -434,7 +436,7 @@ SERVICE = ServiceRun(
 )  # fmt: skip
 RECORD: dict[str, Any] = {
     "mode": "ngram", "engine": "vllm", "prefix_caching": False, "service_run": UNKNOWN,
-    "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "speculative_config": {"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
 }  # fmt: skip
 
 
@@ -527,14 +529,48 @@ def test_a_kubectl_that_cannot_tell_proves_nothing(target: PolyaxonTarget, kubec
 # ---- by hand, with the real CLI
 
 
-def test_the_readme_by_hand(polyaxon: Cluster, tmp_path: Path) -> None:
-    """polyaxon run, bench.py without a URL, ops service, ops stop: the article's commands as they work with 2.18."""
+@pytest.fixture
+def two_cases(tmp_path: Path) -> Path:
+    """An inventory that takes a second or two."""
+    path = tmp_path / "cases.jsonl"
+    cases = [
+        {"id": name, "family": "copy", "messages": [{"role": "user", "content": f"Repeat: {name} {name} {name}"}]}
+        for name in ("harbor", "ledger")
+    ]
+    path.write_text("".join(json.dumps({**case, "max_tokens": 8}) + "\n" for case in cases))
+    return path
+
+
+def test_the_readme_by_hand(polyaxon: Cluster, two_cases: Path, tmp_path: Path) -> None:
+    """polyaxon run, bench.py without a URL, ops service, ops stop: the article's commands as 2.18 takes them."""
     polyaxon.agent.command = embedded_engine
     ran = cli(polyaxon, tmp_path, f"polyaxon run -p {PROJECT} -f service.yaml -u -P mode=ngram")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
     found = re.search(r"Run `(\w{32})` was approved", ran.stdout)
-    assert found, ran.stdout
+    assert found, ran.stdout + ran.stderr
     uuid = found[1]
+
+    measure = (
+        f"{sys.executable} bench.py --service-run {uuid} -p {PROJECT} --prompts {two_cases} --concurrency 1 --repeats 1"
+    )
+    wrong = cli(polyaxon, tmp_path, f"{measure} --mode baseline --out {tmp_path}/wrong")
+    assert wrong.returncode == 2
+    assert "baseline" in wrong.stderr and "ngram" in wrong.stderr
+    assert not (tmp_path / "wrong").exists()
+
+    right = cli(polyaxon, tmp_path, f"{measure} --mode ngram --out {tmp_path}/right")
+    assert right.returncode == 0, right.stderr
+    manifest = json.loads((tmp_path / "right" / "manifest.json").read_text())
+    assert (manifest["mode"], manifest["service_run"]) == ("ngram", uuid)
+    assert f"/runs/{uuid}/8000" in manifest["url"]
+
+    shown = cli(polyaxon, tmp_path, f"polyaxon ops service -p {PROJECT} -uid {uuid} --url", COLUMNS="400")
+    assert f"/rewrite-services/v1/polyaxon/default/{PROJECT}/runs/{uuid}/" in shown.stdout
+    stop = cli(polyaxon, tmp_path, f"polyaxon ops stop -p {PROJECT} -uid {uuid} --yes")
+    assert stop.returncode == 0, stop.stdout + stop.stderr
+    runs = Runs(PROJECT, poll_s=0.1)
+    assert runs.stop(uuid, 20) == "stopped"
+    again = cli(polyaxon, tmp_path, f"{measure} --out {tmp_path}/again")
+    assert (again.returncode, f"run {uuid} of default/{PROJECT} is stopped" in again.stderr) == (2, True)
 
 
 def test_an_upload_of_nothing_fails_the_run(polyaxon: Cluster, tmp_path: Path) -> None:
@@ -542,7 +578,113 @@ def test_an_upload_of_nothing_fails_the_run(polyaxon: Cluster, tmp_path: Path) -
     component.write_bytes((ROOT / "service.yaml").read_bytes())
     (tmp_path / ".polyaxonignore").write_text("*\n")
     cli(polyaxon, tmp_path, f"polyaxon run -p {PROJECT} -f service.yaml -u -P mode=ngram --name nothing", cwd=tmp_path)
-    client = Runs(PROJECT)._run(None)
-    uuid = client.list(query="name:nothing").results[0].uuid
+    uuid = Runs(PROJECT)._run(None).list(query="name:nothing").results[0].uuid
     with pytest.raises(UserError, match=rf"run {uuid} of default/{PROJECT} is failed \(UploadEmpty"):
         find_service(uuid, PROJECT)
+
+
+# ---- the whole experiment in one command
+
+
+def experiment(polyaxon: Cluster, folder: Path, *options: str) -> "subprocess.Popen[str]":
+    polyaxon.agent.command = embedded_engine
+    command = [sys.executable, "-u", str(ROOT / "experiment.py"), "--out", str(folder / "experiment"), *options]
+    environment = polyaxon.environment(folder / "home")
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finished(process: "subprocess.Popen[str]", on_line: Callable[[str], object] = lambda _: None) -> str:
+    """Everything that the process prints; each line is handed to `on_line` as it comes."""
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        on_line(line)
+    process.wait()
+    return "".join(lines)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "experiment" / "experiment.json").read_text()))
+
+
+def test_one_command_runs_the_experiment_to_a_verdict(polyaxon: Cluster, two_cases: Path, tmp_path: Path) -> None:
+    """Both orders (BNNB); the API goes away while the second run starts, and comes back."""
+
+    def outage(line: str) -> None:
+        if "02-ngram: starting" in line:
+            polyaxon.gateway.api_status = 503
+            threading.Timer(1.5, setattr, (polyaxon.gateway, "api_status", None)).start()
+
+    options = [
+        "--target",
+        "polyaxon",
+        "-p",
+        PROJECT,
+        "--concurrency",
+        "1",
+        "--repeats",
+        "1",
+        "--prompts",
+        str(two_cases),
+    ]
+    process = experiment(polyaxon, tmp_path, *options)
+    printed = finished(process, outage)
+    assert process.returncode == 0, printed
+    assert "is away; asking again" in printed
+    assert "answers again" in printed
+    assert "verdict:" in printed
+
+    document = state(tmp_path)
+    assert document["status"] == "complete"
+    deployments = document["deployments"]
+    assert [one["mode"] for one in deployments] == ["baseline", "ngram", "ngram", "baseline"]
+    for one in deployments:
+        run = one["run"]
+        assert run["name"] == f"specbench-{document['id']}-{one['name']}"
+        assert f"run {run['uuid']} is stopped" in one["proof"]["proven"]
+        manifest = json.loads((tmp_path / "experiment" / f"{one['name']}-c1" / "manifest.json").read_text())
+        assert (manifest["mode"], manifest["service_run"]) == (one["mode"], run["uuid"])
+    assert polyaxon.gateway.services == {}
+
+
+def test_killed_at_any_moment_it_resumes(polyaxon: Cluster, two_cases: Path, tmp_path: Path) -> None:
+    """SIGKILL while the first deployment starts, and while the second is measured; --resume ends both runs."""
+    options = ["--target", "polyaxon", "-p", PROJECT, "--order", "NB", "--concurrency", "1", "--repeats", "1"]
+    process = experiment(polyaxon, tmp_path, *options, "--prompts", str(two_cases))
+    finished(process, lambda line: "queued" in line and process.kill())
+    assert process.returncode == -signal.SIGKILL
+    left = state(tmp_path)["deployments"][0]["run"]["uuid"]
+
+    second = experiment(polyaxon, tmp_path, "--resume")
+    seen = finished(second, lambda line: ("02-baseline: 1 user" in line) and second.kill())
+    assert f"run {left} is stopped" in seen
+
+    third = experiment(polyaxon, tmp_path, "--resume")
+    printed = finished(third)
+    assert third.returncode == 0, printed
+    document = state(tmp_path)
+    names = [(one["name"], one["status"]) for one in document["deployments"]]
+    assert names == [
+        ("01-ngram", "interrupted"), ("01-ngram-2", "done"), ("02-baseline", "interrupted"), ("02-baseline-2", "done"),
+    ]  # fmt: skip
+    assert all(one["proof"] for one in document["deployments"])
+    assert polyaxon.gateway.services == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--target", "polyaxon"], "--target polyaxon needs -p PROJECT"),
+        (["--target", "polyaxon", "-p", "nowhere"], "polyaxon project create --name default/nowhere"),
+        (["--target", "polyaxon", "-p", PROJECT, "--", "--k", "5"], "must be -P NAME=VALUE"),
+    ],
+)
+def test_an_experiment_that_cannot_start(polyaxon: Cluster, tmp_path: Path, options: list[str], sentence: str) -> None:
+    process = experiment(polyaxon, tmp_path, *options)
+    printed = finished(process)
+    assert (process.returncode, printed.count("\n")) == (2, 1)
+    assert sentence in printed
+    assert not (tmp_path / "experiment").exists()
