@@ -22,7 +22,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
-import numpy as np
 
 from specbench import UserError, __version__
 
@@ -325,6 +324,8 @@ def _milliseconds(seconds: float | None) -> str:
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:
     """n, mean and percentiles (linear interpolation, numpy's default); None, with the reason, where n is too short."""
+    import numpy as np  # not at the top: 13 MB that a measuring client does not need
+
     result: dict[str, Any] = {"n": len(values), "mean": float(np.mean(values)) if values else None}
     reasons: dict[str, str] = {}
     for percentile, needed in PERCENTILES.items():
@@ -360,6 +361,8 @@ class Throughput:
         if not self._spans:
             return {"tokens_per_s": None, "tokens": None, "window_s": None}
         end = min(self._user_end.values())
+        import numpy as np
+
         first, last, tokens = np.array(self._spans, dtype=float).T
         decode = np.maximum(last - first, 1e-9)
         inside = float((tokens * np.clip((end - first) / decode, 0.0, 1.0)).sum())

@@ -6,6 +6,7 @@ These calls go through plain httpx, before and after the measured requests and n
 import asyncio
 import ipaddress
 import re
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from specbench import UserError, printable
@@ -173,7 +173,7 @@ async def _health_round_trips(client: httpx.AsyncClient) -> dict[str, float]:
         await _get(client, "health")
         times.append((time.perf_counter_ns() - start) / 1e6)
     times = times[1:]  # the first opens the connection
-    return {"n": len(times), "min": min(times), "p50": float(np.median(times)), "max": max(times)}
+    return {"n": len(times), "min": min(times), "p50": statistics.median(times), "max": max(times)}
 
 
 async def scrape(client: httpx.AsyncClient) -> str:
