@@ -7,6 +7,7 @@ Arrays run in schedule order: element j is the same (case, repeat) in every depl
 """
 
 import json
+import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -500,11 +501,26 @@ def _loop_lag(pair: Pair) -> Gate:
 
 
 def _kv_blocks(pair: Pair) -> Gate:
-    return _differs(
-        "kv blocks", pair, lambda run: _at(run.manifest, ("server", "cache_config", "num_gpu_blocks")),
-        "every deployment had the same number of KV blocks",
-        "free the GPU of other processes before each deployment, or pin --num-gpu-blocks-override", _METRICS,
-    )  # fmt: skip
+    """Deployments differ by a few blocks of memory each time; that matters once a cache could not hold every user."""
+    action = "free the GPU of other processes before each deployment, or lower --concurrency"
+    blocks: dict[str, float] = {}
+    for run in pair.deployments:
+        count = _at(run.manifest, ("server", "cache_config", "num_gpu_blocks"))
+        size = _at(run.manifest, ("server", "cache_config", "block_size"))
+        limit = _at(run.manifest, ("server", "model", "max_model_len"))
+        if count is None or size is None or limit is None:
+            return Gate("kv blocks", "not checked", None, None, f"{run.name} does not say its KV blocks", _METRICS)
+        blocks[run.name] = float(count)
+        needed = pair.concurrency * math.ceil(float(limit) / float(size))
+    fewest, most = min(blocks, key=blocks.__getitem__), max(blocks, key=blocks.__getitem__)
+    few, many = blocks[fewest], blocks[most]
+    if few != many and few < needed:
+        sentence = (
+            f"kv blocks differ, {fewest} has {few:,.0f} and {most} {many:,.0f}, and "
+            f"{pair.concurrency} users at full length need {needed:,.0f}"
+        )
+        return Gate("kv blocks", "fired", few, needed, sentence, action)
+    return Gate("kv blocks", "ok", few, needed, f"the KV cache of every deployment has {few:,.0f} blocks or more", None)
 
 
 def _capture_size(pair: Pair) -> Gate:

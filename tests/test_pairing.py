@@ -293,7 +293,7 @@ FIRED = [
     ("preemptions", {"summary": {"server": {"preemptions": 3}}}, 3, "preempted requests 3 times"),
     ("client cpu", {"summary": {"client": {"cpu_share": 0.93}}}, 0.93, "used 93% of its core"),
     ("capture size", {"edit": manifest_edit(RECORD + "cudagraph_capture_size", 4)}, 4, "users need 6"),
-    ("kv blocks", {"edit": manifest_edit("server.cache_config.num_gpu_blocks", "9")}, 2, "51234 and 9"),
+    ("kv blocks", {"edit": manifest_edit("server.cache_config.num_gpu_blocks", "9")}, 9, "need 128"),
     ("gpu", {"edit": manifest_edit(RECORD + "gpus", [{"name": "H100", "memory_mib": 1}])}, 2, "H100"),
     ("driver", {"edit": manifest_edit(RECORD + "driver", "570.1")}, 2, "570.1"),
     ("version", {"edit": manifest_edit("server.version", "0.12.0")}, 2, "0.11.2 and 0.12.0"),
@@ -310,6 +310,13 @@ def test_a_gate_fires_alone(tmp_path: Path, name: str, candidate: Document, numb
     assert fired[0].number == number
     assert words in fired[0].sentence
     assert fired[0].action
+
+
+def test_kv_blocks_may_differ_while_each_cache_holds_every_user(tmp_path: Path) -> None:
+    """As on a real H200: 344,440 blocks and 344,611, where eight users at full length need 1,024."""
+    edit = manifest_edit("server.cache_config.num_gpu_blocks", "51200")
+    found = gate(two(tmp_path, candidate={"edit": edit}), "kv blocks")
+    assert (found.state, found.number) == ("ok", 51200)
 
 
 def test_drafts_in_the_baseline_fire(tmp_path: Path) -> None:
