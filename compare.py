@@ -42,6 +42,7 @@ FORMAT = 1
 WIDTH = 100
 INDENTED_BYTES = 16_000_000
 NOT_COMPARABLE = "not comparable"
+_OF_PROMPTS = "†"  # marks an interval on which no verdict rests
 _AROUND = 60  # characters of a continuation that are shown
 
 
@@ -447,14 +448,17 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _headline(result: Mapping[str, Any]) -> str:
-    base, candidate = result["base"], result["candidate"]
-    sides = [f"{' + '.join(side['directories'])} ({side['mode']})" for side in (candidate, base)]
+    sides = [f"{side} {' + '.join(of['directories'])} ({of['mode']})" for side, of in _sides(result)]
     counts = [
         _count(result["concurrency"], "user"),
         f"{_count(result['cases'], 'case')} × {_count(result['repeats'], 'repeat')}",
-        f"{_count(len(base['directories']), 'deployment')} a side",
+        f"{_count(len(result['base']['directories']), 'deployment')} a side",
     ]
-    return f"{' against '.join(sides)}: {', '.join(counts)}"
+    return f"{', '.join(sides)}: {', '.join(counts)}"
+
+
+def _sides(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(side, result[side]) for side in ("base", "candidate")]
 
 
 def _count(number: int, noun: str) -> str:
@@ -482,8 +486,12 @@ def _table_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _row(name: str, line: Mapping[str, Any], verdict: str) -> list[str]:
-    interval, spread = line["interval"], line["redeploy_spread"]
-    bounds = "–" if interval["low"] is None else f"{interval['low']:.3f}–{interval['high']:.3f}"
+    interval, prompts, spread = line["interval"], line["prompts"], line["redeploy_spread"]
+    bounds = "–"
+    if interval["low"] is not None:
+        bounds = f"{interval['low']:.3f}–{interval['high']:.3f}"
+    elif prompts["low"] is not None:
+        bounds = f"{prompts['low']:.3f}–{prompts['high']:.3f}{_OF_PROMPTS}"
     medians = _time(line["base_median_s"]), _time(line["candidate_median_s"])
     return [name, *medians, _number(interval["ratio"]), bounds, "–" if spread is None else f"±{spread:.1%}", verdict]
 
@@ -511,7 +519,10 @@ def _sentences(result: Mapping[str, Any]) -> list[str]:
     found += [f"GATE {gate['name']}: {gate['sentence']}; {gate['action']}" for gate in _in_state(result, "fired")]
     found.append(_outputs_sentence(result["equality"]))
     interval, prompts = primary["interval"], primary["prompts"]
-    found.append(f"Interval: {'none, ' + interval['reason'] if interval['low'] is None else interval['assumption']}")
+    if interval["low"] is not None:
+        found.append(f"Interval: {interval['assumption']}")
+    elif interval["reason"] not in found[0]:
+        found.append(f"Interval: none, {interval['reason']}")
     if prompts["low"] is None:
         found.append(f"Prompts like these: no interval, {prompts['reason']}")
     else:
@@ -519,13 +530,17 @@ def _sentences(result: Mapping[str, Any]) -> list[str]:
     if result["expect"]:
         found.append(_expect_sentence(result["expect"]))
     if primary["redeploy_spread"] is not None:
-        found.append(f"Redeploy spread: {primary['redeploy_spread']:.1%} in a mode; order {', '.join(result['order'])}")
-    if primary["more"]:
+        times = ", ".join(f"{of['side']} {_time(of['e2el_s'])}" for of in result["deployments"])
+        spread = f"redeploy spread {primary['redeploy_spread']:.1%} within a mode"
+        found.append(f"Deployments in order of start, E2EL (geometric mean over all cases): {times}; {spread}")
+    if primary["more"] and interval["low"] is not None:
         found.append(f"To know more: {primary['more']['sentence']}")
     if unchecked := [gate["name"] for gate in _in_state(result, "not checked")]:
         found.append(f"Not checked, nothing says it: {', '.join(unchecked)}")
     found += [f"Warning: {warning}" for warning in result["warnings"]]
     found.append("base, candidate: medians; ratio: candidate/base, of geometric means")
+    if any(_OF_PROMPTS in row[4] for row in _table_rows(result)):
+        found.append(f"{_OF_PROMPTS} prompts like these on these two deployments; no verdict rests on it")
     if len(_lines(result["metrics"]["e2el"])) > 1:
         found.append("* 5% each, not together")
     return [sentence if sentence.endswith(".") else f"{sentence}." for sentence in found]
@@ -614,7 +629,7 @@ def show_case(pair: Pair, result: Mapping[str, Any], case: str) -> str:
     at = _positions(pair)[ids.index(case)]
     base, candidate = _output_counts(pair.bases, at), _output_counts(pair.candidates, at)
     of = result["equality"]["cases"][case]
-    lines = [f"{case}: {of['verdict']}. {of['reason']}"]
+    lines = [_wrapped(f"{case}: {of['verdict']}. {of['reason']}.", "  ")]
     for number in base + candidate:
         lines.append(f"--- base {base[number]} times, candidate {candidate[number]} times:")
         lines.append(textwrap.indent(pair.outputs.text(number), "    "))

@@ -51,7 +51,10 @@ def main() -> int:
         took = measure(requests // repeats, repeats)
         slow |= took["s"] > LIMIT_S or took["mb"] > LIMIT_MB
         shape = f"{requests // repeats:,} × {repeats}"
-        print(f"{shape:>18}  {took['jsonl_mb']:>15.0f}  {took['s']:>7.1f}  {took['cpu_s']:>5.1f}  {took['mb']:>7.0f}", flush=True)
+        print(
+            f"{shape:>18}  {took['jsonl_mb']:>15.0f}  {took['s']:>7.1f}  {took['cpu_s']:>5.1f}  {took['mb']:>7.0f}",
+            flush=True,
+        )
     return int(slow)
 
 
