@@ -314,6 +314,8 @@ class VllmTarget(ProcessTarget):
 
     def prove_memory(self, deployment: Deployment) -> dict[str, list[str]]:
         free = deployment["gpu_memory_mib"]["free"]
+        if free is None:
+            return {"proven": [], "not_proven": ["GPU memory (nvidia-smi did not answer before the first deployment)"]}
         wait_until(lambda: not memory_held(free, self.memory()), FREE_PATIENCE_S)
         if held := memory_held(free, self.memory()):
             raise UserError(
@@ -428,7 +430,7 @@ class Experiment:
             if death and attempt == 2:
                 raise UserError(f"the server of deployment {index} died twice under load; the last time {death}")
             if death:
-                print(f"the server died: {death}\nonce more, under a new name; what there is of the first is kept")
+                print(f"the server died: {death}\nonce more under a new name; the first one's files stay", flush=True)
 
     def directory(self, index: int, load: int) -> str | None:
         """The result directory that counts for a place in the order and a load."""
@@ -550,7 +552,10 @@ class Experiment:
             command += ["--and", *pair]
         command += ["--json", names["json"], "--markdown", names["markdown"]]
         text = self.folder / names["text"]
-        step["exit_code"] = start_process(command, step, self.save, log=text, cwd=self.folder).wait()
+        try:
+            step["exit_code"] = start_process(command, step, self.save, log=text, cwd=self.folder).wait()
+        finally:
+            end_process(step["process"], grace_s=0)
         self.save()
         if step["exit_code"] not in (0, 1):
             raise UserError(
@@ -821,7 +826,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(closing(experiment), flush=True)
         make_page(arguments.out)
     except UserError as error:
-        print(f"experiment.py: {error}", file=sys.stderr)
+        print(f"experiment.py: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         sentence = f"interrupted, and all that it started is ended; go on with --out {arguments.out} --resume"

@@ -402,7 +402,7 @@ def test_a_second_death_ends_the_experiment(tmp_path: Path, prompts: Path) -> No
 def test_an_interrupt_ends_everything_and_can_be_resumed(tmp_path: Path, prompts: Path, number: int) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
-        command(*vllm(prompts, out, loads="1,2", fake="--pause 0.02")), cwd=tmp_path, start_new_session=True,
+        command(*vllm(prompts, out, loads="1,2", fake="--pause 0.004")), cwd=tmp_path, start_new_session=True,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert experiment.wait_until((out / "01-baseline-c2" / "requests.jsonl").exists, 60)
