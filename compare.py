@@ -586,7 +586,9 @@ def _mix_text(mix: Mapping[str, float]) -> str:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "–"
-    return f"{seconds * 1000:#.3g} ms".replace(". ", " ") if seconds < 9.995 else f"{seconds:.3g} s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:#.3g} ms".replace(". ", " ")
+    return f"{seconds:#.3g} s".replace(". ", " ") if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def _number(value: float | None) -> str:
