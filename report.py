@@ -186,8 +186,7 @@ def _read_json(path: Path) -> Json:
 def _read_load(users: int, result: Json, folder: Path) -> Load:
     """Stream every directory of one comparison, once."""
     cases = result["equality"]["cases"]
-    differing = [case for case, of in cases.items() if of["verdict"] != IDENTICAL]
-    wanted = sorted(differing, key=lambda case: cases[case]["passes"])[:CASES_SHOWN]
+    wanted = differing_cases(result)[:CASES_SHOWN]
     outputs: dict[str, dict[bytes, Output]] = {case: {} for case in wanted}
     runs = [
         _read_run(folder / deployment["directory"], deployment, outputs, cases) for deployment in result["deployments"]
@@ -199,6 +198,13 @@ def _read_load(users: int, result: Json, folder: Path) -> Load:
     return Load(users, result, runs, ordered)
 
 
+def differing_cases(result: Json) -> list[str]:
+    """Cases whose outputs differ, those first that differ most between the sides beyond what the base does itself."""
+    cases = result["equality"]["cases"]
+    differing = [case for case, of in cases.items() if of["verdict"] != IDENTICAL]
+    return sorted(differing, key=lambda case: (cases[case]["within_base"] or 0.0) - cases[case]["between"])
+
+
 def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Output]], cases: Json) -> Run:
     times: dict[str, dict[str, array[float]]] = {metric: {} for metric in METRICS}
     for request in read_requests(path):
@@ -206,7 +212,8 @@ def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Outpu
             continue
         for metric, of in times.items():
             value = getattr(request, f"{metric}_s")
-            of.setdefault(request.family, array("d")).extend([] if value is None else [value])
+            # 0: the whole answer came in one read, which says nothing of one token (as in compare.py).
+            of.setdefault(request.family, array("d")).extend([value] if value else [])
         if request.case in outputs:
             whole = request.text.encode(errors="surrogatepass")
             if cases[request.case]["compared"] == "token ids":
@@ -249,20 +256,19 @@ def time_said(line: Json) -> str:
     if interval["low"] is None:
         return f"{said}, with no interval: {interval['reason']}"
     low, high = change(interval["low"]), change(interval["high"])
-    if low.endswith("less") and high.endswith("less"):
-        low, high = high.removesuffix(" less"), low
-    elif low.endswith("more"):
-        low = low.removesuffix(" more")
-    return f"{said} (95% interval: {low} to {high})"
+    if low[-4:] != high[-4:]:
+        return f"between {low} and {high} time per request (95% interval)"
+    first, last = (high, low) if low.endswith("less") else (low, high)
+    return f"{said} (95% interval: {first[:-5]} to {last})"
 
 
 def families_said(result: Json) -> str:
-    """The families by what their times say, for example: faster for copy (0.71); slower for short (1.08)."""
+    """The families by what their times say, for example: faster for copy (0.714); slower for short (1.083)."""
     groups: dict[str, list[str]] = {}
     for line in result["metrics"]["e2el"]["families"].values():
         if line["timing"] and line["interval"]["ratio"] is not None and not line["primary"]:
             timing = line["timing"].removesuffix(" in this pair").removesuffix(" from this pair")
-            groups.setdefault(timing, []).append(f"{line['name']} ({line['interval']['ratio']:.2f})")
+            groups.setdefault(timing, []).append(f"{line['name']} ({number(line['interval']['ratio'])})")
     if sum(map(len, groups.values())) < 2:
         return ""
     named = [
@@ -346,12 +352,12 @@ def _drift_panel(load: Load) -> Markup:
 
 def _equality_panel(load: Load) -> Markup | None:
     cases = load.result["equality"]["cases"]
-    rows = [(case, of["within_base"], of["between"]) for case, of in cases.items() if of["verdict"] != IDENTICAL]
+    rows = [(case, cases[case]["within_base"], cases[case]["between"]) for case in load.outputs]
     if not rows:
         return None
     said = "; ".join(f"{case} {percent(within)} and {percent(between)}" for case, within, between in rows[:9])
     text = f"Pairs of outputs that differ, within the base and between the sides, at {load.label}: {said}"
-    return charts.disagreement(rows[:CASES_SHOWN], text)
+    return charts.disagreement(rows, text)
 
 
 def forest_panels(loads: Sequence[Load]) -> dict[str, Markup]:
@@ -369,15 +375,18 @@ def forest_panels(loads: Sequence[Load]) -> dict[str, Markup]:
         for load in loads:
             for line in lines(metric, load):
                 of, spread = line["interval"], line["redeploy_spread"]
-                effect = Effect(load.label, of["ratio"], of["low"], of["high"], spread, line["primary"])
-                groups.setdefault(line["name"], []).append(effect)
+                heading, label = (line["name"], load.label) if len(loads) > 1 else ("", line["name"])
+                effect = Effect(label, of["ratio"], of["low"], of["high"], spread, line["primary"])
+                groups.setdefault(heading, []).append(effect)
         text = f"{title}: ratio of candidate to base with 95% interval and redeploy spread; the numbers stand below"
         panels[metric] = charts.forest(groups, domain, text)
     return panels
 
 
 def load_panels(loads: Sequence[Load]) -> list[tuple[str, Markup]]:
-    """Throughput and latency against concurrency."""
+    """Throughput and latency against concurrency; none where there is one concurrency only."""
+    if len(loads) == 1:
+        return []
 
     def percentile(metric: str, name: str) -> Callable[[Run], float | None]:
         def of(run: Run) -> float | None:

@@ -26,7 +26,13 @@ STEPS = 160  # points of one ECDF line: more than a panel has pixels to show
 INK, MUTED, GRID, PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--panel)"
 # A side is told by colour, and by dashes or shape as well.
 SIDES = {"base": ("var(--base)", [5, 3], "circle"), "candidate": ("var(--candidate)", [1, 0], "triangle-up")}
-_NICE_RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
+# Ticks for an axis of ratios, from fine to coarse; the first row with at most six of them on the axis is taken.
+_RATIOS = (
+    (0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15),
+    (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3),
+    (0.25, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2),
+    (0.25, 0.5, 1, 2, 4),
+)
 _CONFIG: Spec = {
     "background": None,
     "font": "system-ui, sans-serif",
@@ -59,18 +65,18 @@ class Effect:
 
 
 def forest(groups: Mapping[str, Sequence[Effect]], domain: tuple[float, float], alternative: str) -> Markup:
-    """Ratios on a log axis around 1, grouped under headings. Pale bar: one redeploy spread to either side."""
+    """Ratios on a log axis around 1, grouped under headings ("": none). Pale bar: a redeploy spread to either side."""
     rows: list[Spec] = []
     order: list[str] = []
     for heading, effects in groups.items():
-        order.append(f"{len(order):03d}#{heading}")
+        if heading:
+            order.append(f"{len(order):03d}#{heading}")
         for effect in effects:
             order.append(f"{len(order):03d} {effect.label}")
             if effect.ratio is not None:
                 rows.append(_effect_row(order[-1], effect, domain))
-    ticks = [value for value in _NICE_RATIOS if domain[0] <= value <= domain[1]]
-    while len(ticks) > 7:
-        ticks = [value for number, value in enumerate(ticks) if value == 1 or (number - ticks.index(1)) % 2 == 0]
+    inside = ([value for value in row if domain[0] <= value <= domain[1]] for row in _RATIOS)
+    ticks = next((row for row in inside if 2 <= len(row) <= 6), [1])
     y = {
         "field": "row", "type": "ordinal", "sort": order, "scale": {"domain": order},
         "axis": {
@@ -127,10 +133,12 @@ def _effect_row(row: str, effect: Effect, domain: tuple[float, float]) -> Spec:
 
 
 def ratio_domain(values: Iterable[float | None]) -> tuple[float, float]:
-    """An axis that holds every ratio and 1, with air; at most a factor of 20 to either side."""
+    """An axis that holds every ratio and 1, with air; at most a factor of 4 to either side, so that one wild interval
+    does not flatten the rest: what goes on beyond ends at the edge."""
     logs = [math.log(value) for value in values if value] + [math.log(0.9), math.log(1.1)]
     air = 0.06 * (max(logs) - min(logs))
-    return math.exp(max(min(logs) - air, -3)), math.exp(min(max(logs) + air, 3))
+    limit = math.log(4.2)
+    return math.exp(max(min(logs) - air, -limit)), math.exp(min(max(logs) + air, limit))
 
 
 def ecdf(runs: Sequence[tuple[str, Floats]], domain: tuple[float, float], alternative: str) -> Markup:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe",
 ]  # fmt: skip
+# The browser reads its commands from descriptor 3 and answers on 4.
+_AS_3_AND_4 = """
+import os, sys
+one, two = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))
+for old, new in ((one, 3), (two, 4)):
+    os.dup2(old, new)
+    os.set_inheritable(new, True)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -31,10 +41,9 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_read, self._to = os.pipe()
         self._from, from_write = os.pipe()
-        # The browser reads its commands from descriptor 3 and answers on 4.
-        command = ["sh", "-c", f'exec 3<&{to_read} 4>&{from_write}; exec "$@"', "sh", program, *FLAGS]
+        wrapper = [sys.executable, "-c", _AS_3_AND_4, str(to_read), str(from_write), program]
         self._process = subprocess.Popen(
-            [*command, f"--user-data-dir={self._profile.name}"],
+            [*wrapper, *FLAGS, f"--user-data-dir={self._profile.name}"],
             pass_fds=(to_read, from_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(to_read)
