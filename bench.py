@@ -181,7 +181,7 @@ class Bench:
         token = {"Authorization": f"Token {target.token}"} if target.token else {}
         async with httpx.AsyncClient(base_url=target.url, headers=token, timeout=30.0, verify=tls_context()) as client:
             say(f"waiting for {self.manifest['url']}")
-            await service.wait_until_ready(client, args.ready_timeout)
+            await self.wait_until_ready(client)
             server = await service.identify(client, args.model)
             settings = RequestSettings(
                 url=target.url,
@@ -198,6 +198,15 @@ class Bench:
                 load = await self.measure(session, before)
                 after = await self.scrape_after(session, before, load)
         return self.finish(load, Metrics(before), Metrics(after))
+
+    async def wait_until_ready(self, client: httpx.AsyncClient) -> None:
+        """Wait for the server; when it does not come, what Polyaxon has on its run stands beside the error."""
+        try:
+            await service.wait_until_ready(client, self.args.ready_timeout)
+        except UserError as error:
+            if self.target.run is None:
+                raise
+            raise UserError(f"{error}; its run said last:\n{polyaxon_run.last_word(self.target.run)}") from None
 
     async def prepare(self, session: Session) -> str:
         """Refuse a server that is not the one meant, warm it up, verify its mode; returns the scrape to count from."""

@@ -8,6 +8,7 @@ included, when a call fails: its logger is switched off).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -59,7 +60,6 @@ class ServiceRun:
     """A service as Polyaxon knows it; `inputs` are its parameters, `token` opens `url`."""
 
     uuid: str
-    name: str
     owner: str
     project: str
     namespace: str
@@ -99,7 +99,7 @@ def find_service(
       UserError: the run is not one to measure: unknown, of another project, not a service, or over.
     """
     known = address_in(url) if url else None
-    if known:
+    if known and "/" not in (project or ""):
         owner, project = owner or known.owner, project or known.project
     if project is None:
         raise UserError("--service-run needs -p PROJECT (or OWNER/PROJECT), or a service URL that names them")
@@ -114,6 +114,12 @@ def find_service(
         because = _because(runs.read(service.uuid)[1])
         raise UserError(f"{service} is {service.status}{because}: start a new one, and pass its UUID to --service-run")
     return service
+
+
+def last_word(service: ServiceRun) -> str:
+    """What Polyaxon has on a service that does not get ready: its last conditions and log lines, indented."""
+    runs = Runs(service.project, service.owner, insecure_http=True, patience_s=0.0)  # find_service has let it pass
+    return runs.last_word(service.uuid)
 
 
 def contradiction(service: ServiceRun, mode: str | None, record: Mapping[str, Any] | None) -> str | None:
@@ -217,7 +223,7 @@ class Runs:
         port = (meta.get("ports") or [80])[0]
         path = f"{prefix}/v1/{namespace}/{self.owner}/{self.project}/runs/{uuid}/{port}/"
         return ServiceRun(
-            uuid=uuid, name=run.name or "", owner=self.owner, project=self.project, namespace=namespace,
+            uuid=uuid, owner=self.owner, project=self.project, namespace=namespace,
             status=str(run.status), url=f"{host}/{path}", inputs=dict(run.inputs or {}), token=self.token,
         )  # fmt: skip
 
@@ -231,20 +237,21 @@ class Runs:
         """What the run last said of itself: its conditions, and the end of its logs where the API has them."""
         try:
             said = [f"  {_condition(one)}" for one in self.read(uuid)[1][-6:]]
-            logs = self._ask("read the logs", lambda: self._run(uuid).get_logs(), uuid).logs or []
-            said += [f"  | {printable(str(one.value).rstrip())}" for one in logs[-lines:]]
         except UserError as error:
-            said = [f"  ({error})"]
+            return f"  ({error})"
+        with contextlib.suppress(Exception):  # asked once: this only illustrates an error, and logs are often not kept
+            logs = self._run(uuid).get_logs().logs or []
+            said += [f"  | {printable(str(one.value).rstrip())}" for one in logs[-lines:]]
         return "\n".join(said)
 
     # Deploying
 
     def create(self, name: str, content: Any) -> str:
-        """Create a run that waits for its upload; its UUID. A run of this name that is already there is not reused."""
+        """Create a run that waits for its upload; its UUID. `name` is taken to name this run and no other."""
         client = self._run(None)
 
         def create() -> None:
-            # A create whose answer was lost would leave a second GPU running: look before every attempt.
+            # Repeating a call whose answer was lost would start a second server: look before every attempt.
             for uuid in self.unfinished(name):
                 client.set_run_uuid(uuid)
                 return

@@ -67,7 +67,8 @@ class Gateway:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.port = runner.addresses[0][1]
-        async with aiohttp.ClientSession(auto_decompress=False) as self._session:
+        one_each = aiohttp.TCPConnector(force_close=True)  # as nginx: no connection to an upstream is kept
+        async with aiohttp.ClientSession(auto_decompress=False, connector=one_each) as self._session:
             self._ready.set()
             await self._stop.wait()
         await runner.cleanup()

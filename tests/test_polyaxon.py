@@ -259,6 +259,22 @@ def test_a_service_that_stays_unhealthy_shows_its_conditions(polyaxon: Cluster, 
     target.stop(entry)
 
 
+def test_bench_on_a_run_that_does_not_get_ready_shows_its_conditions(
+    polyaxon: Cluster, runs: Runs, target: PolyaxonTarget, tmp_path: Path
+) -> None:
+    polyaxon.agent.command = lambda mode, port: ["sleep", "60"]
+    entry = deployment()
+    uuid = start(target, entry)
+    runs.wait_running(uuid, approve=False, approval_s=0, startup_s=20)
+    command = f"{sys.executable} bench.py --service-run {uuid} -p {PROJECT} --concurrency 1 --out {tmp_path}/out"
+    done = cli(polyaxon, tmp_path, f"{command} --ready-timeout 0.5")
+    target.stop(entry)
+    assert done.returncode == 2
+    assert "was not ready within 0.5 s (last: HTTP 502)" in done.stderr
+    assert "  running (TestAgent): process" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_upload_that_is_not_there_afterwards(polyaxon: Cluster, target: PolyaxonTarget) -> None:
     polyaxon.gateway.drop_uploads = True
     entry = deployment()
@@ -345,8 +361,9 @@ def test_find_service(polyaxon: Cluster, target: PolyaxonTarget, monkeypatch: py
     assert find_service(uuid, url=url) == by_flags  # owner and project from the URL
     assert find_service(str(uuid.upper()), PROJECT) == by_flags
 
-    with pytest.raises(UserError, match=rf"the URL leads to default/{PROJECT}, -p says default/other"):
-        find_service(uuid, "other", url=url)
+    for other in ("other", "me/bench"):
+        with pytest.raises(UserError, match=rf"the URL leads to default/{PROJECT}, -p says (default/other|me/bench)"):
+            find_service(uuid, other, url=url)
     target.stop(entry)
     with pytest.raises(
         UserError, match=rf"run {uuid} of default/{PROJECT} is stopped \(TestAgent: the process is gone\)"
@@ -408,7 +425,7 @@ def test_hosts_that_must_not_get_the_token(polyaxon: Cluster, monkeypatch: pytes
     with pytest.raises(UserError, match="would get the token in the clear: use https, or pass --insecure-http"):
         find_service(UNKNOWN, PROJECT)
     monkeypatch.setattr(settings, "CLIENT_CONFIG", type(settings.CLIENT_CONFIG)(host="polyaxon.example.com"))
-    with pytest.raises(UserError, match="has no scheme: write https://polyaxon.example.com"):
+    with pytest.raises(UserError, match=r"has no scheme: write https://polyaxon\.example\.com"):
         find_service(UNKNOWN, PROJECT)
 
 
@@ -430,7 +447,7 @@ def test_address_in() -> None:
 
 
 SERVICE = ServiceRun(
-    uuid=UNKNOWN, name="n", owner="me", project="p", namespace="ns", status="running", url="http://h/", token=None,
+    uuid=UNKNOWN, owner="me", project="p", namespace="ns", status="running", url="http://h/", token=None,
     inputs={"mode": "ngram", "prefix_caching": "off", "num_speculative_tokens": 5, "prompt_lookup_min": 2,
             "prompt_lookup_max": 4},
 )  # fmt: skip

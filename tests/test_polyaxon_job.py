@@ -1,6 +1,7 @@
 """bench.yaml: what Polyaxon 2.18 accepts, and the Kubernetes object it makes of it. Not executed on a cluster."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_service_yaml import main_container, rendered
+from test_service_yaml import main_container, rendered, uploaded
 
 import bench
 
@@ -67,7 +68,6 @@ def test_every_template_variable_is_defined() -> None:
     [
         ([f"service_run={UUID}", "mode=ngram"], 0),
         ([f"service_run={UUID}", "mode=eagle"], 1),
-        ([f"service_run={UUID}"], 1),
         (["service_run=latest", "mode=ngram"], 1),
     ],
 )
@@ -76,6 +76,17 @@ def test_check(params: list[str], code: int) -> None:
     for param in params:
         command += ["-P", param]
     assert subprocess.run(command, check=False, capture_output=True).returncode == code
+
+
+def test_the_upload_is_enough_to_run_bench(tmp_path: Path) -> None:
+    for name in uploaded(ROOT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "bench.py", "--help"], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "requirements.lock").exists()
 
 
 def test_the_file_says_that_it_was_not_executed() -> None:
