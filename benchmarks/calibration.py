@@ -40,13 +40,13 @@ NOISES = ("none", "t3", "outliers", "AR .3", "AR .6", "slow", "drift", "step", "
 
 
 def autoregressive(rng: Rng, rows: int, n: int, coefficients: tuple[float, ...]) -> Floats:
-    """Unit variance, stationary (200 values of run-in)."""
-    e = rng.normal(size=(rows, n + 200))
-    for j in range(len(coefficients), n + 200):
-        for lag, coefficient in enumerate(coefficients, 1):
-            e[:, j] += coefficient * e[:, j - lag]
-    steady = e[:, 200:]
-    return np.asarray(steady / steady.std())
+    """Unit variance, stationary (200 values of run-in; the variance is the sum of the squared impulse response)."""
+    e, response = rng.normal(size=(rows, n + 200)), np.eye(1, 400)
+    for series in (e, response):
+        for j in range(1, series.shape[1]):
+            for lag, coefficient in enumerate(coefficients[:j], 1):
+                series[:, j] += coefficient * series[:, j - lag]
+    return np.asarray(e[:, 200:] / math.sqrt((response**2).sum()))
 
 
 def noise(rng: Rng, rows: int, n: int, kind: str, candidate: bool = False) -> Floats:

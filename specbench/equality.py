@@ -344,7 +344,9 @@ def _deployments_differ_as_much(cases: Sequence[CaseEquality]) -> bool:
     return any(sum(scores) >= observed for scores in ways)
 
 
-def _judge(case: CaseEquality, p: float | None, base_rejects: bool, alpha: float) -> JudgedCase:
+def _judge(case: CaseEquality, p: float | None, base_rejects: bool, doubt: bool, alpha: float) -> JudgedCase:
+    """`base_rejects`: base against base rejects for this case. `doubt`: it does for some case or for all together;
+    then only outputs that the base never gave make a case different."""
     seen = (
         f"{case.distinct_base} distinct in {case.repeats_base} of the base, {case.distinct_candidate} in "
         f"{case.repeats_candidate} of the candidate, {case.shared} shared"
@@ -358,6 +360,8 @@ def _judge(case: CaseEquality, p: float | None, base_rejects: bool, alpha: float
         verdict, reason = NO_FLOOR, f"{seen}; measure the floor with --repeats 5 or a second base deployment"
     elif base_rejects:
         verdict, reason = BASE_DIFFERS, f"{seen}; base deployments differ by more than their own repeats do"
+    elif p is not None and p <= alpha and doubt and case.shared:
+        verdict, reason = BASE_DIFFERS, f"{seen}; redeploying the baseline changes outputs, if not of this case alone"
     elif p is not None and p <= alpha and _deployments_differ_as_much([case]):
         verdict, reason = TOO_FEW, f"{seen}; deployments of one mode differ as much as the modes do, redeploy more"
     elif p is not None and p <= alpha:
@@ -421,7 +425,8 @@ def judge_cases(cases: Sequence[CaseEquality], alpha: float = 0.05, seed: int = 
     half = alpha / 2
     rejects, base_p = _base_rejects(cases, half)
     adjusted = holm_tarone([case.test for case in cases], half)
-    judged = tuple(_judge(case, p, base, half) for case, p, base in zip(cases, adjusted, rejects, strict=True))
+    doubt = any(rejects) or (base_p is not None and base_p <= half)
+    judged = tuple(_judge(case, p, base, doubt, half) for case, p, base in zip(cases, adjusted, rejects, strict=True))
     tests = [case.test for case in cases if case.test is not None]
     combined = combined_p(tests, half, seed)
     verdict, why = _overall(judged, combined, base_p, half)

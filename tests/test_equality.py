@@ -155,6 +155,15 @@ def test_a_base_run_that_never_varies_beside_one_that_does_is_told() -> None:
     assert judged.base_p is not None and judged.base_p <= 0.05
 
 
+def test_once_redeploying_changes_outputs_only_new_outputs_are_different() -> None:
+    moved = compare_outputs("moved", [[A] * 10, [B] * 10], [[A] * 10, [B] * 10])
+    shared = compare_outputs("shared", [[A] * 9 + [B]] * 2, [[A] * 2 + [C] * 8] * 2)
+    new = compare_outputs("new", [[A] * 9 + [B]] * 2, [[C] * 8 + [D] * 2] * 2)
+    assert judge_cases([shared, new]).verdict == DIFFERENT
+    words = [case.verdict for case in judge_cases([moved, shared, new]).cases]
+    assert words == [BASE_DIFFERS, BASE_DIFFERS, DIFFERENT]
+
+
 def one_repeat(base: str, candidate: str) -> equality.CaseEquality:
     return compare_outputs("x", [[o] for o in base], [[o] for o in candidate])
 
