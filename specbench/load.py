@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeVar
 
 from specbench.inventory import Item
 from specbench.results import Request
-from specbench.stream import Exchange, RequestSettings, Sample, read, send
+from specbench.stream import CONNECT_TIMEOUT_S, Exchange, RequestSettings, Sample, read, send
 from specbench.transport import ProxyTransport, StreamTransport, Turns
 
 LEAST_FAILURES_TO_STOP = 5
@@ -167,7 +167,6 @@ class _Load:
         self._transport, self._settings, self._zero_ns = transport, settings, zero_ns
         self._writer = _Writer(sink, self._write_failed)
         self._server_changed, self._progress = server_changed, progress
-        self._health = _Health(transport)
         self._starting, self._decoding = Turns(), _WhenQuiet(self._users)
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.Task[None] | None = None
@@ -178,8 +177,10 @@ class _Load:
 
     async def run(self) -> LoadResult:
         self._loop = asyncio.get_running_loop()
+        opened, replaced = self._transport.opened, self._transport.replaced
+        await self._transport.open_ahead(self._settings.endpoint, self._users, CONNECT_TIMEOUT_S)
         with self._writer, _frozen_heap():
-            self._health = _Health(self._transport)
+            self._health = _Health(self._transport, opened, replaced)
             self._started_ns = self._ended_ns = perf_counter_ns()
             self._tasks = {asyncio.create_task(self._user(number)) for number in range(self._users)}
             ticker = asyncio.create_task(self._tick())
@@ -392,9 +393,9 @@ class _Writer:
 class _Health:
     """The client's own share in what was measured."""
 
-    def __init__(self, transport: StreamTransport | ProxyTransport) -> None:
+    def __init__(self, transport: StreamTransport | ProxyTransport, opened: int, replaced: int) -> None:
         self._transport = transport
-        self._before = (transport.opened, transport.replaced, time.process_time_ns(), perf_counter_ns())
+        self._before = (opened, replaced, time.process_time_ns(), perf_counter_ns())
         self.lags_ns = array("q")
         self.wire_delays_ns = array("q")
 

@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_arrival", "_done", "_error", "_inactivity_ns", "_loop", "_now", "_parser", "_poll", "_timer", "_total_ns",
-        "_transport", "_turns", "closed", "closed_ns", "idle_since",
+        "_transport", "_turns", "closed", "closed_ns", "idle_since", "used",
     )  # fmt: skip
 
     def __init__(self, turns: Turns) -> None:
@@ -140,6 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.closed_ns = 0
         self.idle_since = perf_counter_ns()
+        self.used = False
 
     # ---- what the caller does
 
@@ -153,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
 
         Raises an httpx.TransportError when it fails; a cancelled call closes the connection.
         """
-        self._arrival, self._error = arrival, None
+        self._arrival, self._error, self.used = arrival, None, True
         self._parser = httptools.HttpResponseParser(self)
         self._done = self._loop.create_future()
         arrival.sent_ns = self._now = perf_counter_ns()
@@ -317,14 +318,18 @@ class StreamTransport(httpx.AsyncBaseTransport):
         Raises httpx.ConnectError or httpx.ConnectTimeout.
         """
         origin = self._origin(url)
-        connection = self._kept(origin)
-        if connection is None:
-            connection = await self._connect(url, timeout)
-            self.opened += 1
-            if origin.lost:
-                origin.lost -= 1
-                self.replaced += 1
-        return connection
+        return self._kept(origin) or await self._open_new(origin, url, timeout)
+
+    async def open_ahead(self, url: httpx.URL, count: int, timeout: float | None) -> None:
+        """Have `count` connections ready, so that users that start together do not wait for each other's handshakes.
+
+        A connection that cannot be made is left to the request that needs it.
+        """
+        origin = self._origin(url)
+        kept = [connection for connection in iter(lambda: self._kept(origin), None) if connection is not None]
+        opening = [self._open_new(origin, url, timeout) for _ in range(count - len(kept))]
+        opened = await asyncio.gather(*opening, return_exceptions=True)
+        origin.idle += kept + [connection for connection in opened if isinstance(connection, Connection)]
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send `request` and return its answer, whole.
@@ -351,6 +356,14 @@ class StreamTransport(httpx.AsyncBaseTransport):
                 connection.close()
             origin.idle.clear()
 
+    async def _open_new(self, origin: _Origin, url: httpx.URL, timeout: float | None) -> Connection:
+        connection = await self._connect(url, timeout)
+        self.opened += 1
+        if origin.lost:
+            origin.lost -= 1
+            self.replaced += 1
+        return connection
+
     def _origin(self, url: httpx.URL) -> _Origin:
         return self._origins.setdefault((url.scheme, url.host, _port(url)), _Origin())
 
@@ -361,12 +374,12 @@ class StreamTransport(httpx.AsyncBaseTransport):
             now = perf_counter_ns()
             age = now - connection.idle_since
             if connection.is_stale():
-                if (connection.closed_ns or now) - connection.idle_since < IDLE_LIMIT_NS:
+                if connection.used and (connection.closed_ns or now) - connection.idle_since < IDLE_LIMIT_NS:
                     origin.keeps = False
             elif age <= IDLE_LIMIT_NS:
-                if origin.keeps is None and age >= PROBATION_NS:
+                if connection.used and origin.keeps is None and age >= PROBATION_NS:
                     origin.keeps = True
-                if origin.keeps:
+                if origin.keeps or not connection.used:
                     return connection
                 if origin.keeps is None:
                     origin.idle.append(connection)  # on probation: leave it and see
@@ -376,9 +389,10 @@ class StreamTransport(httpx.AsyncBaseTransport):
         return None
 
     def _put_back(self, origin: _Origin, connection: Connection) -> None:
-        on_probation = origin.keeps is None and not origin.idle
+        on_probation = origin.keeps is None and not any(idle.used for idle in origin.idle)
         if not connection.closed and (origin.keeps or on_probation):
-            origin.idle.append(connection)
+            # One on probation lies below those that were opened ahead.
+            origin.idle.insert(len(origin.idle) if origin.keeps else 0, connection)
         else:
             connection.close()
             origin.lost += 1
@@ -420,6 +434,9 @@ class ProxyTransport(httpx.AsyncBaseTransport):
 
     async def open(self, url: httpx.URL, timeout: float | None) -> None:
         """Nothing: httpx connects by itself."""
+
+    async def open_ahead(self, url: httpx.URL, count: int, timeout: float | None) -> None:
+        """Nothing, as open."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """As StreamTransport.handle_async_request."""

@@ -382,3 +382,21 @@ def test_a_proxy_that_cannot_be_used_is_refused(no_proxies: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match=r"gopher://p:70") as raised:
         transport_for("http://service.test")
     assert "secret" not in str(raised.value)
+
+
+def test_connections_opened_ahead_are_used_once_each_by_users_that_start_together(run: Run) -> None:
+    async def test() -> None:
+        client = StreamTransport()
+        async with Scripted(answers(0.05, *ONE)) as server:
+            await client.open_ahead(httpx.URL(server.url), 4, 5)
+            assert (client.opened, server.requests) == (4, [])
+            await asyncio.gather(*(ask(client, server.url) for _ in range(4)))
+            assert (client.opened, client.replaced, server.connections) == (4, 0, 4)
+
+    run(test())
+
+
+def test_a_server_that_cannot_be_reached_is_left_to_the_requests(run: Run, free_port: int) -> None:
+    client = StreamTransport()
+    run(client.open_ahead(httpx.URL(f"http://127.0.0.1:{free_port}"), 3, 5))
+    assert client.opened == 0
