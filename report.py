@@ -10,6 +10,7 @@ directories. Model output is untrusted: escaped, control characters made visible
 
 import argparse
 import hashlib
+import re
 import shlex
 import sys
 from array import array
@@ -23,7 +24,7 @@ from typing import Any
 import jinja2
 import msgspec
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from compare import FORMAT as COMPARISON_FORMAT
 from compare import NOT_COMPARABLE, compare
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_atomically(out, page(evidence, text=not arguments.no_text).encode(errors="backslashreplace"))
         except OSError as error:
             raise UserError(f"cannot write {out}: {error.strerror}; name another file with --out") from None
+        except (KeyError, jinja2.UndefinedError) as error:
+            raise UserError(f"a file of {evidence.folder} lacks a key ({error}); it was edited: run it again") from None
     except UserError as error:
         print(f"report.py: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -288,7 +291,7 @@ def answer(result: Json) -> Json:
     time = f"{candidate} takes {time_said(line)}" if line["interval"]["ratio"] is not None else time_said(line)
     if verdict["verdict"] == NOT_COMPARABLE:
         failing = sum(not of["passes"] for of in result["equality"]["cases"].values())
-        cases = f"{failing} of {result['cases']} case{'s' * (result['cases'] != 1)}"
+        cases = f"{failing:,} of {result['cases']:,} case{'s' * (result['cases'] != 1)}"
         why = f"{candidate} and {base} do not give the same outputs in {cases}"
         if result["equality"]["verdict"] == WITHIN:
             why += f", all together no more than {base} differs from itself (compare.py --accept-floor passes that)"
@@ -378,6 +381,8 @@ def forest_panels(loads: Sequence[Load]) -> dict[str, Markup]:
                 heading, label = (line["name"], load.label) if len(loads) > 1 else ("", line["name"])
                 effect = Effect(label, of["ratio"], of["low"], of["high"], spread, line["primary"])
                 groups.setdefault(heading, []).append(effect)
+        if not any(effect.ratio for effects in groups.values() for effect in effects):
+            continue
         text = f"{title}: ratio of candidate to base with 95% interval and redeploy spread; the numbers stand below"
         panels[metric] = charts.forest(groups, domain, text)
     return panels
@@ -491,16 +496,23 @@ _SETTINGS = (
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Per setting its values, each with who has it: "all runs", a mode, or the runs by name."""
-    return [(label, _who_has(runs, path.split("."))) for label, path in _SETTINGS]
+
+    def value_at(path: str) -> Callable[[Run], str]:
+        def of(run: Run) -> str:
+            value: Any = run.manifest
+            for key in path.split("."):
+                value = value.get(key, "not said") if isinstance(value, dict) else "not said"
+            return _said(value)
+
+        return of
+
+    return [(label, _who_has(runs, value_at(path))) for label, path in _SETTINGS]
 
 
-def _who_has(runs: Sequence[Run], path: Sequence[str]) -> list[tuple[str, str]]:
+def _who_has(runs: Sequence[Run], value_of: Callable[[Run], str]) -> list[tuple[str, str]]:
     holders: dict[str, list[Run]] = {}
     for run in runs:
-        value: Any = run.manifest
-        for key in path:
-            value = value.get(key, "not said") if isinstance(value, dict) else "not said"
-        holders.setdefault(_said(value), []).append(run)
+        holders.setdefault(value_of(run), []).append(run)
     return [(_names(holding, runs), value) for value, holding in holders.items()]
 
 
@@ -524,14 +536,12 @@ def _said(value: Any) -> str:
 def flags(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Server flags: per flag its values and who has them, those that differ first."""
     argv = {run.name: _flags_of(run) for run in runs}
-    every = list(dict.fromkeys(flag for of in argv.values() for flag in of))
-    rows = []
-    for flag in every:
-        holders: dict[str, list[Run]] = {}
-        for run in runs:
-            holders.setdefault(argv[run.name].get(flag, "absent"), []).append(run)
-        rows.append((flag, [(_names(holding, runs), value) for value, holding in holders.items()]))
-    return sorted(rows, key=lambda row: len(row[1]) == 1)
+
+    def value_of(flag: str) -> Callable[[Run], str]:
+        return lambda run: argv[run.name].get(flag, "absent")
+
+    every = dict.fromkeys(flag for of in argv.values() for flag in of)
+    return sorted(((flag, _who_has(runs, value_of(flag))) for flag in every), key=lambda row: len(row[1]) == 1)
 
 
 def _flags_of(run: Run) -> dict[str, str]:
@@ -638,6 +648,11 @@ def shown(text: object, limit: int = CLAMP) -> str:
     return printable(whole[:limit]) + ("…" if len(whole) > limit else "")
 
 
+def prose(text: str) -> Markup:
+    """A sentence of ours or compare.py's with its command-line flags set as code, which are then not broken up."""
+    return Markup(re.sub(r"(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(printable(text)))))
+
+
 def _harmless(value: object) -> object:
     """What the template prints passes here, then is escaped; drawings, which are `Markup`, stay as they are."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -653,7 +668,7 @@ def page(evidence: Evidence, *, text: bool) -> str:
         lstrip_blocks=True,
         finalize=_harmless,
     )
-    for function in (seconds, number, percent, chance, shown, zip):
+    for function in (seconds, number, percent, chance, shown, prose, zip):
         environment.filters[function.__name__] = function
     first = evidence.loads[0]
     runs = [run for load in evidence.loads for run in load.runs]

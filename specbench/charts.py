@@ -26,7 +26,7 @@ STEPS = 160  # points of one ECDF line: more than a panel has pixels to show
 INK, MUTED, GRID, PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--panel)"
 # A side is told by colour, and by dashes or shape as well.
 SIDES = {"base": ("var(--base)", [5, 3], "circle"), "candidate": ("var(--candidate)", [1, 0], "triangle-up")}
-# Ticks for an axis of ratios, from fine to coarse; the first row with at most six of them on the axis is taken.
+# Ticks for an axis of ratios, from fine to coarse; the first row that reaches as far as the axis is taken.
 _RATIOS = (
     (0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15),
     (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3),
@@ -75,8 +75,8 @@ def forest(groups: Mapping[str, Sequence[Effect]], domain: tuple[float, float], 
             order.append(f"{len(order):03d} {effect.label}")
             if effect.ratio is not None:
                 rows.append(_effect_row(order[-1], effect, domain))
-    inside = ([value for value in row if domain[0] <= value <= domain[1]] for row in _RATIOS)
-    ticks = next((row for row in inside if 2 <= len(row) <= 6), [1])
+    row = next((row for row in _RATIOS if row[0] < domain[0] * 1.06 and domain[1] < row[-1] * 1.06), _RATIOS[-1])
+    ticks = [value for value in row if domain[0] <= value <= domain[1]]
     y = {
         "field": "row", "type": "ordinal", "sort": order, "scale": {"domain": order},
         "axis": {
