@@ -40,10 +40,10 @@ import os
 import select
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.request import getproxies, proxy_bypass
 
 import httptools
@@ -54,6 +54,7 @@ from specbench import UserError
 IDLE_LIMIT_NS = 2_000_000_000
 PROBATION_NS = 250_000_000
 _NEVER_NS = 10**18
+T = TypeVar("T")
 # Filled and consumed within one read callback, so one serves every connection.
 _BUFFER = memoryview(bytearray(256 * 1024))
 
@@ -408,7 +409,7 @@ class StreamTransport(httpx.AsyncBaseTransport):
             tls = {"ssl": self._tls, "server_hostname": host}
         try:
             connecting = loop.create_connection(lambda: Connection(self._turns), host, _port(url), **tls)
-            _, connection = await asyncio.wait_for(connecting, timeout)
+            _, connection = await _within(timeout, connecting)
         except asyncio.TimeoutError:
             raise httpx.ConnectTimeout(f"no connection to {host}:{_port(url)} within {timeout:g} s") from None
         except OSError as error:  # refused, unreachable, unknown host, and every ssl.SSLError
@@ -444,7 +445,7 @@ class ProxyTransport(httpx.AsyncBaseTransport):
         total = request.extensions.get("timeout", {}).get("total")
         self.opened += 1
         try:
-            return await asyncio.wait_for(self._exchange(request, arrival), total)
+            return await _within(total, self._exchange(request, arrival))
         except asyncio.TimeoutError:
             raise TotalTimeout(f"not finished after {total:g} s") from None
         finally:
@@ -523,6 +524,18 @@ def _payload(request: httpx.Request, body: bytes) -> bytes:
 def _response(request: httpx.Request, arrival: Arrival) -> httpx.Response:
     body = httpx.ByteStream(arrival.body())
     return httpx.Response(arrival.status, headers=arrival.headers, stream=body, request=request)
+
+
+async def _within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.wait_for, which before Python 3.12 can lose a cancellation: a stopped run would go on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+    finally:
+        task.cancel()
+    return task.result()
 
 
 def _ns(seconds: float | None) -> int:
