@@ -206,12 +206,12 @@ class _Rows:
         case, repeat, position = self._place(request)
         self._seen[case, repeat] = True
         self.shape[position] = case, repeat
-        name = f"{request.case} repeat {repeat}"
         if request.outcome != "ok" or request.e2el_s is None or request.ttft_s is None:
-            self._failed.append(f"{name} ({request.outcome}: {request.error or 'no message'})")
+            message = request.error or "no message"
+            self._failed.append(f"{request.case} repeat {repeat} ({request.outcome}: {message})")
             return
         if request.e2el_s == 0 or request.ttft_s == 0:
-            raise UserError(f"{self._directory}: {name} took 0 s, which no run can have measured; run bench.py again")
+            raise self._refusal(request, "took 0 s, which no run can have measured")
         self.times["e2el"][position] = request.e2el_s
         self.times["ttft"][position] = request.ttft_s
         # 0: the whole answer arrived in one read, so nothing can be said about the time of one token.
@@ -221,21 +221,24 @@ class _Rows:
         try:
             self.output[position] = self._outputs.add(request.text, request.token_ids)
         except OverflowError:
-            raise UserError(f"{self._directory}: {name} has a token id that no vocabulary holds") from None
+            raise self._refusal(request, "has a token id that no vocabulary holds") from None
 
     def _place(self, request: Request) -> tuple[int, int, int]:
         case, repeat, position = self._index.get(request.case), request.repeat, request.position
-        name = f"{self._directory}: case {request.case!r} repeat {repeat} at position {position}"
         if case is None or repeat is None or position is None:
-            raise UserError(f"{name} is not in the schedule that its manifest.json describes; it was edited")
+            raise self._refusal(request, "is not in the schedule that manifest.json describes")
         if not (0 <= repeat < self._repeats and 0 <= position < len(self.finish)):
-            raise UserError(f"{name} is not in the schedule that its manifest.json describes; it was edited")
+            raise self._refusal(request, "is not in the schedule that manifest.json describes")
         if self._seen[case, repeat] or self.shape[position, 0] >= 0:
-            raise UserError(f"{name} is there twice; requests.jsonl was edited: run bench.py again")
+            raise self._refusal(request, "is there twice")
         known = self._cases[case]
         if request.family != known["family"] or request.prompt_sha256 != known["prompt_sha256"]:
-            raise UserError(f"{name} has another family or prompt than its manifest.json says; it was edited")
+            raise self._refusal(request, "has another family or prompt than manifest.json says")
         return case, repeat, position
+
+    def _refusal(self, request: Request, what: str) -> UserError:
+        where = f"case {request.case!r} repeat {request.repeat} at position {request.position}"
+        return UserError(f"{self._directory}/requests.jsonl: {where} {what}; it was edited: run bench.py again")
 
     def check_whole(self) -> None:
         """Every (case, repeat) exactly once and ok, else a sentence that names those that are not."""
