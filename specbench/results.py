@@ -8,6 +8,7 @@
 Killed at any moment the directory is still readable: every line is written whole, in one call.
 """
 
+import errno
 import importlib.metadata
 import math
 import os
@@ -84,8 +85,16 @@ class ResultDirectory:
             raise UserError(f"cannot write to {path}: {error.strerror}; name another directory with --out") from None
 
     def append(self, request: Request) -> None:
-        """Add one line, in one write, so that a kill leaves whole lines only."""
-        self._requests.write(msgspec.json.encode(request) + b"\n")
+        """Add one line, in one write, so that a kill leaves whole lines only; so does a disk that is full.
+
+        Raises OSError when the line could not be written whole.
+        """
+        line = msgspec.json.encode(request) + b"\n"
+        size = self._requests.tell()
+        written = self._requests.write(line)
+        if written != len(line):
+            self._requests.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_text(self, name: str, text: str) -> None:
         """Write one whole file, for example a raw scrape."""

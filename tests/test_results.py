@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,28 @@ def written(path: Path, *rows: Request) -> Path:
 def test_a_line_has_exactly_the_keys_of_the_format(tmp_path: Path) -> None:
     path = written(tmp_path / "r", request())
     assert list(json.loads((path / "requests.jsonl").read_text())) == KEYS.split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_FSIZE as Linux has it")
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
+    program = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from tests.test_results import request
+from specbench.results import ResultDirectory
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+directory = ResultDirectory(Path({str(tmp_path / "r")!r}))
+try:
+    while True:
+        directory.append(request())
+except OSError as error:
+    print(error.strerror)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("No space left on device", "File too large")
+    assert len(list(read_requests(tmp_path / "r"))) >= 1
 
 
 def test_a_used_directory_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""The README's H200 figures are what compare.py computes from results/, and the directories hold no machine's names."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare import Options, compare
+from specbench.results import read_summary
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "h200-smollm2-135m"
+LOADS = (1, 4, 8)
+BASES, CANDIDATES = ("01", "04", "05"), ("02", "03", "06")
+
+
+def rows() -> dict[str, list[str]]:
+    """The README's H200 table: first cell -> the cells after it."""
+    section = (ROOT / "README.md").read_text().split("## Measured on an NVIDIA H200", 1)[1].split("\n## ", 1)[0]
+    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return {cells[0].strip().strip("*"): [cell.strip().strip("*") for cell in cells[1:]] for cells in lines}
+
+
+def compared(load: int) -> dict[str, Any]:
+    bases = [RESULTS / f"{number}-baseline-c{load}" for number in BASES]
+    candidates = [RESULTS / f"{number}-ngram-c{load}" for number in CANDIDATES]
+    return compare(bases, candidates, Options(accept_floor=True))
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_ratios_intervals_and_verdicts_are_recomputed(load: int) -> None:
+    table, e2el = rows(), compared(load)["metrics"]["e2el"]
+    for name, line in [("overall", e2el["overall"]), *e2el["families"].items()]:
+        interval = line["interval"]
+        expected = f"{interval['ratio']:.2f} ({interval['low']:.2f}–{interval['high']:.2f}) {line['verdict']}"
+        assert table[name][LOADS.index(load)] == expected
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_throughput_and_self_comparison_are_recomputed(load: int) -> None:
+    table, column = rows(), LOADS.index(load)
+    rates = [
+        sum(read_summary(RESULTS / f"{number}-{mode}-c{load}")["throughput"]["tokens_per_s"] for number in numbers) / 3
+        for mode, numbers in (("baseline", BASES), ("ngram", CANDIDATES))
+    ]
+    assert table["tokens/s, mean of three"][column] == " → ".join(f"{rate:,.0f}" for rate in rates)
+    itself = [
+        compare([RESULTS / f"{one}-baseline-c{load}"], [RESULTS / f"{other}-baseline-c{load}"],
+                Options(allow_same_mode=True, accept_floor=True))["metrics"]["e2el"]["overall"]
+        for one, other in (("01", "04"), ("04", "05"))
+    ]  # fmt: skip
+    assert table["baseline against baseline"][column] == ", ".join(
+        f"{line['interval']['ratio']:.2f}" for line in itself
+    )
+    assert {line["timing"] for line in itself} == {"cannot say from this pair"}
+
+
+def test_no_machine_is_named() -> None:
+    for path in RESULTS.rglob("*"):
+        if path.is_file():
+            assert not re.search(r"/(?:tmp|root|home|work)/|GPU-[0-9a-f]{8}-", path.read_text()), path
+
+
+def test_faults_on_the_real_server_had_the_outcomes_of_the_design() -> None:
+    def outcomes(name: str) -> dict[str, int]:
+        summary = read_summary(RESULTS / "faults" / name)
+        assert summary["status"] == "aborted"
+        return dict(summary["requests"]["outcomes"])
+
+    assert outcomes("sigterm-ngram") == {"connect_error": 8, "inactive": 4, "ok": 78}
+    assert outcomes("sigkill-baseline") == {"connect_error": 2, "disconnected": 3, "ok": 162}
+
+
+def test_both_clients_agree_where_the_server_is_steady() -> None:
+    (alone, _) = json.loads((RESULTS / "agreement-baseline.json").read_text())
+    assert alone["concurrency"] == 1 and abs(alone["e2el_ratio"] - 1) < 0.02
