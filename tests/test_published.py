@@ -76,3 +76,29 @@ def test_faults_on_the_real_server_had_the_outcomes_of_the_design() -> None:
 def test_both_clients_agree_where_the_server_is_steady() -> None:
     (alone, _) = json.loads((RESULTS / "agreement-baseline.json").read_text())
     assert alone["concurrency"] == 1 and abs(alone["e2el_ratio"] - 1) < 0.02
+
+
+def test_the_capture_trap_in_the_docs_is_recomputed() -> None:
+    text = (ROOT / "docs" / "confounds.md").read_text()
+    for label, folder, numbers in (
+        ("ngram, default cap (16)", RESULTS / "capture-size-default", ("02-ngram", "03-ngram")),
+        ("ngram, cap 48", RESULTS, ("02-ngram", "03-ngram", "06-ngram")),
+        ("baseline, default cap (16)", RESULTS / "capture-size-default", ("01-baseline", "04-baseline")),
+        ("baseline, cap 48", RESULTS, ("01-baseline", "04-baseline", "05-baseline")),
+    ):
+        summaries = [read_summary(folder / f"{number}-c8") for number in numbers]
+        rates = ", ".join(f"{summary['throughput']['tokens_per_s']:,.0f}" for summary in summaries)
+        times = ", ".join(
+            f"{summary['metrics']['families']['explain']['e2el_s']['p50'] * 1e3:,.0f}" for summary in summaries
+        )
+        assert f"| {label} | {rates} | {times} ms |" in text
+    trap = RESULTS / "capture-size-default"
+    found = compare(
+        [trap / "01-baseline-c8", trap / "04-baseline-c8"], [trap / "02-ngram-c8", trap / "03-ngram-c8"],
+        Options(accept_floor=True),
+    )  # fmt: skip
+    interval = found["metrics"]["e2el"]["families"]["explain"]["interval"]
+    assert (
+        f"{interval['low']:.2f}–{interval['high']:.2f}" in text
+        and found["verdict"]["verdict"] == "suspect: capture size"
+    )
