@@ -8,14 +8,16 @@ Arrays run in schedule order: element j is the same (case, repeat) in every depl
 
 import json
 import math
+import re
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +27,7 @@ from specbench.results import Request, read_manifest, read_requests, read_summar
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Side = Literal["base", "candidate"]
+_ShapeT = TypeVar("_ShapeT", bound=msgspec.Struct)
 METRICS = ("e2el", "ttft", "tpot")
 _NAMED = 12  # requests that one sentence names
 
@@ -156,9 +159,7 @@ def load(directory: Path, side: Side, outputs: Outputs) -> Deployment:
     manifest = read_manifest(directory)
     _check_manifest(directory, manifest)
     summary = read_summary(directory)
-    for section in ("server", "client", "requests", "throughput"):
-        if not isinstance(summary.get(section), dict):
-            raise UserError(f"{directory}/summary.json lacks {section!r}; it was edited: run bench.py again")
+    _check_shape(f"{directory}/summary.json", summary, _Summary)
     schedule = manifest["schedule"]
     if summary.get("status") != "complete":
         raise UserError(
@@ -251,31 +252,109 @@ class _Rows:
                 )
 
 
-def _check_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Hold a manifest against the keys that a comparison reads."""
-    shapes: dict[str, Any] = {
-        "mode": (str, type(None)),
-        "mode_verified": dict,
-        "server": dict,
-        "request": dict,
-        "inventory": dict,
-        "schedule": dict,
-        "concurrency": int,
-        "client": dict,
-        "started": str,
-    }
-    wrong = [key for key, kind in shapes.items() if not isinstance(manifest.get(key), kind)]
+# What a comparison reads of the two documents, and of which type: other keys may stand beside these.
+
+
+class _Speculation(msgspec.Struct):
+    num_speculative_tokens: int | None = None
+
+
+class _Record(msgspec.Struct):
+    argv: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    environment: dict[str, str] | None = None
+    settings: dict[str, Any] | None = None
+    speculative_config: _Speculation | None = None
+    prefix_caching: bool | None = None
+    cudagraph_capture_size: int | None = None
+    max_num_seqs: int | None = None
+    gpus: list[Any] | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: Annotated[int, msgspec.Meta(gt=0)] | None = None
+
+
+class _Server(msgspec.Struct):
+    model: _Model
+    record: _Record | None = None
+    cache_config: dict[str, str] | None = None
+
+
+class _Case(msgspec.Struct):
+    id: str
+    family: str
+    prompt_sha256: str
+    expect: str | None
+
+
+class _Inventory(msgspec.Struct):
+    sha256: str
+    cases: Annotated[list[_Case], msgspec.Meta(min_length=1)]
+
+
+class _Schedule(msgspec.Struct):
+    sha256: str
+    requests: int
+    repeats: int
+
+
+class _Manifest(msgspec.Struct):
+    mode: str | None
+    mode_verified: dict[str, str]
+    server: _Server
+    request: dict[str, Any]
+    inventory: _Inventory
+    schedule: _Schedule
+    concurrency: Annotated[int, msgspec.Meta(gt=0)]
+    client: dict[str, Any]
+    started: Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class _Counters(msgspec.Struct):
+    drafts: float | None = None
+    generation_tokens: float | None = None
+    prefix_cache_hits: float | None = None
+    preemptions: float | None = None
+    foreign_requests: float | None = None
+    restarted: bool | None = None
+
+
+class _Client(msgspec.Struct):
+    cpu_share: float | None = None
+    loop_lag_p99_ms: float | None = None
+
+
+class _Throughput(msgspec.Struct):
+    tokens_per_s: float | None = None
+
+
+class _Summary(msgspec.Struct):
+    requests: dict[str, Any]
+    server: _Counters
+    client: _Client
+    throughput: _Throughput
+
+
+def _check_shape(where: str, document: dict[str, Any], shape: type[_ShapeT]) -> _ShapeT:
     try:
-        cases = manifest["inventory"]["cases"]
-        keys = {(case["id"], case["family"], case["prompt_sha256"], case["expect"]) for case in cases}
-        requests, repeats = manifest["schedule"]["requests"], manifest["schedule"]["repeats"]
-        if not cases or len({key[0] for key in keys}) != len(cases) or requests != len(cases) * repeats:
-            wrong.append("schedule")
-        datetime.fromisoformat(manifest["started"].replace("Z", "+00:00"))
-    except (KeyError, TypeError, AttributeError, ValueError):
-        wrong.append("inventory, schedule or started")
-    if wrong:
-        raise UserError(f"{directory}/manifest.json lacks a usable {wrong[0]!r}; it was edited: run bench.py again")
+        return msgspec.convert(document, shape)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where} is not what bench.py writes: {error}; it was edited: run bench.py again") from None
+
+
+def _check_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Hold a manifest against what a comparison reads."""
+    where = f"{directory}/manifest.json"
+    known = _check_shape(where, manifest, _Manifest)
+    cases, schedule = known.inventory.cases, known.schedule
+    if len({case.id for case in cases}) != len(cases) or schedule.requests != len(cases) * schedule.repeats:
+        raise UserError(f"{where}: the schedule is not its cases times its repeats; it was edited: run bench.py again")
+    for case in cases:
+        try:
+            re.compile(case.expect or "")
+        except re.error as error:
+            raise UserError(f"{where}: expect of case {case.id!r} is no regular expression: {error}") from None
 
 
 def _distinct_paths(paths: Sequence[Path]) -> None:
@@ -511,7 +590,8 @@ def _kv_blocks(pair: Pair) -> Gate:
         count = _at(run.manifest, ("server", "cache_config", "num_gpu_blocks"))
         size = _at(run.manifest, ("server", "cache_config", "block_size"))
         limit = _at(run.manifest, ("server", "model", "max_model_len"))
-        if count is None or size is None or limit is None:
+        # The labels are text, and "None" is one that vLLM writes.
+        if limit is None or not str(count).isdecimal() or not str(size).isdecimal() or int(size) == 0:
             return Gate("kv blocks", "not checked", None, None, f"{run.name} does not say its KV blocks", _METRICS)
         blocks[run.name] = float(count)
         needed = pair.concurrency * math.ceil(float(limit) / float(size))

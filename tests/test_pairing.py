@@ -267,7 +267,44 @@ def test_a_file_cut_off_in_mid_line_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["mode_verified", "server", "inventory", "schedule", "started", "client"])
 def test_a_manifest_without_a_needed_key_is_refused(tmp_path: Path, key: str) -> None:
     sentence = refusal(tmp_path, base={"edit": lambda manifest, summary, rows: manifest.pop(key)})
-    assert "manifest.json lacks" in sentence
+    assert f"manifest.json is not what bench.py writes: Object missing required field `{key}`" in sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("mode", 7),
+        ("concurrency", 0),
+        ("started", "2026-03-02T09:00:00"),
+        ("inventory.cases", []),
+        ("schedule.requests", 19),
+        ("server.record", []),
+        ("server.record.argv", [1]),
+        ("server.record.max_num_seqs", "8"),
+        ("server.record.speculative_config", {"num_speculative_tokens": "5"}),
+        ("server.model.max_model_len", -1),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(tmp_path: Path, path: str, value: Any) -> None:
+    assert "manifest.json" in refusal(tmp_path, candidate={"edit": manifest_edit(path, value)})
+
+
+def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
+    sentence = refusal(tmp_path, base={"expect": {"copy-1": "("}}, candidate={"expect": {"copy-1": "("}})
+    assert "expect of case 'copy-1' is no regular expression" in sentence
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"), [("server", "drafts", "many"), ("client", "cpu_share", []), ("server", "restarted", 3)]
+)
+def test_a_summary_of_another_shape_is_refused(tmp_path: Path, section: str, key: str, value: Any) -> None:
+    sentence = refusal(tmp_path, candidate={"summary": {section: {key: value}}})
+    assert "summary.json is not what bench.py writes: Expected" in sentence and f"$.{section}.{key}" in sentence
+
+
+def test_labels_that_are_no_numbers_are_not_checked(tmp_path: Path) -> None:
+    edit = manifest_edit("server.cache_config.num_gpu_blocks", "None")
+    assert gate(two(tmp_path, candidate={"edit": edit}), "kv blocks").state == "not checked"
 
 
 # ---- gates
