@@ -489,9 +489,9 @@ def _row(name: str, line: Mapping[str, Any], verdict: str) -> list[str]:
     interval, prompts, spread = line["interval"], line["prompts"], line["redeploy_spread"]
     bounds = "–"
     if interval["low"] is not None:
-        bounds = f"{interval['low']:.3f}–{interval['high']:.3f}"
+        bounds = f"{_number(interval['low'])}–{_number(interval['high'])}"
     elif prompts["low"] is not None:
-        bounds = f"{prompts['low']:.3f}–{prompts['high']:.3f}{_OF_PROMPTS}"
+        bounds = f"{_number(prompts['low'])}–{_number(prompts['high'])}{_OF_PROMPTS}"
     medians = _time(line["base_median_s"]), _time(line["candidate_median_s"])
     return [name, *medians, _number(interval["ratio"]), bounds, "–" if spread is None else f"±{spread:.1%}", verdict]
 
