@@ -391,7 +391,7 @@ class Runs:
         while True:
             try:
                 answer = call()
-            except (PolyaxonException, HTTPError, RequestException) as error:
+            except (PolyaxonException, HTTPError, RequestException, ValueError) as error:  # ValueError: not JSON
                 cause = error.__cause__ if isinstance(error.__cause__, (PolyaxonException, HTTPError)) else error
                 if not _is_transient(cause):
                     self._refuse(what, cause, uuid)
@@ -558,19 +558,20 @@ class PolyaxonTarget:
     def bench_options(self, deployment: dict[str, Any]) -> list[str]:
         """bench.py looks the run up again; an API that is away at that moment is waited for here."""
         run = deployment["run"]
-        self.runs.read(run["uuid"])
+        with contextlib.suppress(RunMissing):  # bench.py will fail, and `died` say why
+            self.runs.read(run["uuid"])
         insecure = ["--insecure-http"] if self.runs.insecure_http else []
         return ["--service-run", run["uuid"], "--project", run["project"], *insecure]
 
     def died(self, deployment: dict[str, Any]) -> str | None:
-        instead = instead_of_health(deployment["url"], self.runs.token)
-        if instead is None:
-            return None
         try:
             run, conditions = self.runs.read(deployment["run"]["uuid"])
         except RunMissing:
             return "its run was deleted"
-        return f"its /health gives {instead}; its run is {run.status}{_because(conditions)}"
+        instead = instead_of_health(deployment["url"], self.runs.token)
+        if instead is None and str(run.status) not in DONE:
+            return None
+        return f"its /health gives {instead or 'HTTP 200'}; its run is {run.status}{_because(conditions)}"
 
     def stop(self, deployment: dict[str, Any]) -> None:
         """Stop the run; after a crash it is found by its name, also when its UUID was never written down."""

@@ -91,9 +91,10 @@ class Agent:
         self._http.close()
 
     def _loop(self) -> None:
-        while not self._stop.wait(0.2):
+        while not self._stop.wait(0.3):
             if not self.idle:
-                with contextlib.suppress(httpx.HTTPError):  # the next round asks again
+                # The next round asks again. The sandbox now and then gives its web page (or 405) for an API call.
+                with contextlib.suppress(httpx.HTTPError, ValueError):
                     self.step()
 
     def step(self) -> None:
@@ -145,7 +146,7 @@ class Agent:
 
     def _report(self, instance: str, status: str, message: str) -> None:
         condition = {"type": status, "status": "True", "reason": "TestAgent", "message": message}
-        for _ in range(5):  # the sandbox answers 405 now and then, see specbench/polyaxon_run.py
+        for _ in range(5):
             if self._http.post(f"{_path(instance)}/statuses", json={"condition": condition}).status_code != 405:
                 return
 

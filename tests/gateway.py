@@ -83,7 +83,7 @@ class Gateway:
                 raise web.HTTPNotFound
             if self.drop_uploads and request.method == "POST" and request.path.endswith("/artifact"):
                 return web.json_response({})
-            return await self._pass_on(request, self.api + request.path_qs, None)
+            return await self._pass_on(request, self.api + request.path_qs, None, again=5)
         if not service["prefix"].endswith("external") and self._refused(request):
             return web.json_response({"detail": "Invalid token."}, status=401)
         base = self.services.get(service["uuid"])
@@ -95,7 +95,10 @@ class Gateway:
     def _refused(self, request: web.Request) -> bool:
         return self.token is not None and request.headers.get("Authorization") != f"Token {self.token}"
 
-    async def _pass_on(self, request: web.Request, url: str, read_timeout_s: float | None) -> web.StreamResponse:
+    async def _pass_on(
+        self, request: web.Request, url: str, read_timeout_s: float | None, again: int = 0
+    ) -> web.StreamResponse:
+        """Pass a request on, `again` times more where the sandbox takes it for a web page's and answers 405."""
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=read_timeout_s)
         started: web.StreamResponse | None = None
@@ -103,6 +106,8 @@ class Gateway:
             async with self._session.request(
                 request.method, url, headers=headers, data=await request.read(), timeout=timeout, allow_redirects=False
             ) as answer:
+                if answer.status == 405 and again:
+                    return await self._pass_on(request, url, read_timeout_s, again - 1)
                 kept: Any = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
                 if "Content-Encoding" in answer.headers:
                     kept["Content-Encoding"] = answer.headers["Content-Encoding"]
