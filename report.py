@@ -162,21 +162,33 @@ def _gather_experiment(folder: Path) -> Evidence:
         raise UserError(f"{folder} holds neither {STATE} nor manifest.json; name an experiment or result directories")
     experiment = _read_json(folder / STATE)
     loads, missing = [], []
-    for users in experiment["settings"]["concurrency"]:
+    for users in sorted(experiment["settings"]["concurrency"]):
         step = experiment["comparisons"].get(str(users))
-        if step is None or not (folder / step["json"]).exists():
+        if step is None:
             missing.append(f"{users} user{'s' * (users != 1)}")
-            continue
-        result = _read_json(folder / step["json"])
-        if result.get("format") != COMPARISON_FORMAT:
-            raise UserError(f"{folder / step['json']} has format {result.get('format')!r}; run compare.py again")
-        loads.append(_read_load(users, result, folder))
+        else:
+            loads.append(_read_load(users, _comparison(folder, step), folder))
     if not loads:
         raise UserError(
             f"{folder} has no comparison yet, its experiment is {experiment['status']}; "
             f"go on with: experiment.py --out {folder} --resume"
         )
     return Evidence(folder, experiment, loads, missing)
+
+
+def _comparison(folder: Path, step: Json) -> Json:
+    """compare.py's document, made again where only the result directories were kept."""
+    path = folder / step["json"]
+    if not path.exists():
+        base, candidate = zip(*step["pairs"], strict=True)
+        result = compare([folder / name for name in base], [folder / name for name in candidate])
+        for deployment in result["deployments"]:
+            deployment["directory"] = Path(deployment["directory"]).name
+        return result
+    result = _read_json(path)
+    if result.get("format") != COMPARISON_FORMAT:
+        raise UserError(f"{path} has format {result.get('format')!r}; run compare.py again")
+    return result
 
 
 def _read_json(path: Path) -> Json:

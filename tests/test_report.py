@@ -63,11 +63,12 @@ def write_experiment(
     settings = {"target": "vllm", "order": order, "concurrency": list(loads), "repeats": 6, "launcher_options": []}
     comparisons = {}
     for load in loads:
-        sides = ([folder / f"{d['name']}-c{load}" for d in deployments if d["mode"] == mode] for mode in MODES)
-        result = compare(*sides)
-        text = json.dumps(result).replace(f"{folder}/", "")
-        (folder / f"compare-c{load}.json").write_text(text)
-        comparisons[str(load)] = {"json": f"compare-c{load}.json"}
+        sides = [[f"{d['name']}-c{load}" for d in deployments if d["mode"] == mode] for mode in MODES]
+        result = compare(*([folder / name for name in side] for side in sides))
+        # experiment.py compares inside the folder: names without it.
+        (folder / f"compare-c{load}.json").write_text(json.dumps(result).replace(f"{folder}/", ""))
+        pairs = list(zip(*sides, strict=True))
+        comparisons[str(load)] = {"json": f"compare-c{load}.json", "pairs": pairs}
     document = {
         "format": 1, "settings": settings, "status": "complete", "deployments": deployments, "comparisons": comparisons,
     }  # fmt: skip
@@ -252,6 +253,15 @@ def test_loose_directories_are_compared_by_load(tmp_path: Path) -> None:
     assert report.main([*directories, "--out", str(out)]) == 0
     assert Tables(out.read_text()).tables["Decision table"][0] == ["Family", "1 user", "4 users"]
     assert report.main([*directories[:3], "--out", str(out)]) == 2  # one load has no ngram
+
+
+def test_an_experiment_without_its_comparisons_is_compared_again(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1,))
+    assert report.main([str(folder), "--out", str(tmp_path / "stored.html")]) == 0
+    (folder / "compare-c1.json").unlink()
+    assert report.main([str(folder), "--out", str(tmp_path / "again.html")]) == 0
+    stored, again = (Tables((tmp_path / name).read_text()).tables for name in ("stored.html", "again.html"))
+    assert stored == again
 
 
 def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
