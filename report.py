@@ -21,15 +21,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
 import numpy as np
-from markupsafe import Markup, escape
+
+try:
+    import jinja2
+    from markupsafe import Markup, escape
+
+    from specbench import charts
+    from specbench.charts import Effect, Floats, Span
+except ModuleNotFoundError as error:
+    print(f"report.py: the page needs {error.name}: pip install -r requirements-demo.txt", file=sys.stderr)
+    sys.exit(2)
 
 from compare import FORMAT as COMPARISON_FORMAT
 from compare import NOT_COMPARABLE, compare
-from specbench import UserError, charts, printable
-from specbench.charts import Effect, Floats, Span
+from specbench import UserError, printable
 from specbench.equality import IDENTICAL, WITHIN
 from specbench.results import distribution, now, read_manifest, read_requests, read_summary, tool, write_atomically
 

@@ -2,7 +2,10 @@
 
 import html.parser
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -264,6 +267,16 @@ def test_an_experiment_without_its_comparisons_is_compared_again(tmp_path: Path)
     assert stored == again
 
 
+def test_without_the_page_s_packages_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "vl_convert.py").write_text("raise ModuleNotFoundError('not here', name='vl_convert')")
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "report.py"), "x"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert run.stderr == "report.py: the page needs vl_convert: pip install -r requirements-demo.txt\n"
+
+
 def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_experiment(tmp_path / "x", loads=(1, 4), order="BN")
     document = json.loads((folder / "experiment.json").read_text())
@@ -385,6 +398,13 @@ def test_no_script_runs_no_request_leaves_nothing_is_reported(
     assert tab.events("Runtime.consoleAPICalled") == []
     urls = [event["request"]["url"] for event in tab.events("Network.requestWillBeSent")]
     assert [url.rpartition("/")[2] for url in urls] == ["report.html"]
+
+
+def test_no_two_parts_share_an_id(page: str) -> None:
+    """Two charts' clip paths of one name would cut each other off."""
+    ids = re.findall(r'id="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) and any("clip" in one for one in ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", page)) <= set(ids)
 
 
 def test_table_and_charts_are_there_and_themed(opened: Callable[[int, bool], Page]) -> None:
