@@ -323,6 +323,17 @@ def answer(result: Json) -> Json:
     return {"kind": kind, "sign": sign, "lead": lead, "time": time, "families": families}
 
 
+def fired_gates(loads: Sequence[Load]) -> list[Json]:
+    """Gates that fired at any load, each once: name, what was seen per load, and what to do about it."""
+    fired: dict[str, Json] = {}
+    for load in loads:
+        for gate in load.result["gates"]:
+            if gate["state"] == "fired":
+                of = fired.setdefault(gate["name"], {"name": gate["name"], "seen": [], "action": gate["action"]})
+                of["seen"].append((load.label, gate["sentence"]))
+    return list(fired.values())
+
+
 # ---- the charts
 
 
@@ -699,6 +710,7 @@ def page(evidence: Evidence, *, text: bool) -> str:
         candidate=first.result["candidate"]["mode"] or "candidate",
         lines=[*_families(first), first.result["metrics"]["e2el"]["overall"]["name"]],
         answers=[answer(load.result) for load in evidence.loads],
+        fired=fired_gates(evidence.loads),
         look=verdict_look,
         metrics=METRICS,
         forest=forest_panels(evidence.loads),

@@ -244,6 +244,14 @@ def test_every_verdict_has_an_answer(verdict: str, kind: str, lead: str) -> None
     assert "20% less time per request" in said["time"]
 
 
+def test_a_gate_that_fires_at_two_loads_is_told_once(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1, 4), order="BN", summary={"server": {"preemptions": 3}})
+    assert report.main([str(folder)]) == 0
+    text = (folder / "report.html").read_text()
+    assert text.count("<b>preemptions</b>") == 1 and "1 user: 01-baseline-c1" in text and "4 users: 01-" in text
+    assert all(cell.startswith("! 1 fired") for cell in Tables(text).tables["Decision table"][-1][1:])
+
+
 # ---- input
 
 
