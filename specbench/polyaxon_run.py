@@ -464,12 +464,13 @@ def params_in(options: Sequence[str]) -> dict[str, str]:
 # What is left after a stop
 
 
-def pods_command(uuid: str, namespace: str) -> str:
-    """The kubectl line that shows a run's pods; no output means that none is left."""
-    return f"kubectl get pods -n {namespace} -l app.kubernetes.io/instance={uuid} -o name"
+def pods_command(uuid: str, namespace: str | None) -> str:
+    """The kubectl line that shows a run's pods, in every namespace where its own is not known."""
+    where = f"-n {namespace}" if namespace else "-A"
+    return f"kubectl get pods {where} -l app.kubernetes.io/instance={uuid} -o name"
 
 
-def pods(uuid: str, namespace: str) -> list[str] | str:
+def pods(uuid: str, namespace: str | None) -> list[str] | str:
     """Names of the run's pods, or the reason why kubectl cannot tell."""
     if shutil.which("kubectl") is None:
         return "kubectl is not installed here"
@@ -543,6 +544,7 @@ class PolyaxonTarget:
         save()
         run["uuid"] = self.runs.create(name, content)
         save()
+        run["namespace"] = self.runs.service(run["uuid"]).namespace
         self.runs.upload(run["uuid"], self.component.parent / SERVED_FILE)
         self.runs.release(run["uuid"])
 
@@ -552,7 +554,7 @@ class PolyaxonTarget:
         self.runs.wait_running(run["uuid"], approve=self.approve, approval_s=self.approval_s, startup_s=self.startup_s)
         service = self.runs.service(run["uuid"])
         self.runs.wait_healthy(service, self.startup_s)
-        run["namespace"], run["pods"] = service.namespace, pods(service.uuid, service.namespace)
+        run["pods"] = pods(service.uuid, service.namespace)
         return service.url
 
     def bench_options(self, deployment: dict[str, Any]) -> list[str]:
@@ -564,6 +566,7 @@ class PolyaxonTarget:
         return ["--service-run", run["uuid"], "--project", run["project"], *insecure]
 
     def died(self, deployment: dict[str, Any]) -> str | None:
+        """Why the service no longer serves, None while it does."""
         try:
             run, conditions = self.runs.read(deployment["run"]["uuid"])
         except RunMissing:
@@ -592,28 +595,33 @@ class PolyaxonTarget:
           UserError: the URL still answers, or a pod is still there, after `gone_s`.
         """
         run, url = deployment.get("run") or {}, deployment["url"]
-        uuid, namespace = run.get("uuid"), run.get("namespace") or "NAMESPACE"
-        if uuid is None:
+        if run.get("uuid") is None:
             return {"proven": ["no run was created"], "not_proven": []}
-        seen = run["pods"] or "kubectl showed none while it ran (another cluster?)"
+        uuid, line = run["uuid"], pods_command(run["uuid"], run["namespace"])
         end = time.monotonic() + self.gone_s
         while True:
-            instead = instead_of_health(url, self.runs.token) if url else "it was never up"
-            left = pods(uuid, namespace) if isinstance(seen, list) else seen
-            if instead and not (isinstance(left, list) and left):
+            instead = instead_of_health(url, self.runs.token) if url else "no answer: it was never ready"
+            left = pods(uuid, run["namespace"])
+            if instead and (isinstance(left, str) or not left):
                 break
             if time.monotonic() > end:
                 held = f"{' '.join(left)} is still there" if instead else "its URL still answers"
                 raise UserError(
                     f"run {uuid} is {run['status']}, and {self.gone_s:.0f} s later {held}: the GPU is not free; "
-                    f"see `{pods_command(uuid, namespace)}`, then --resume"
+                    f"see `{line}`, then --resume"
                 )
             time.sleep(POLL_S)
-        proven = [f"run {uuid} is {run['status']}", f"its URL is dead ({instead})"]
-        if isinstance(left, str):
-            line = pods_command(uuid, namespace)
-            return {"proven": proven, "not_proven": [f"that its pod is gone ({left}): look with `{line}`"]}
-        return {"proven": [*proven, f"`{pods_command(uuid, namespace)}` shows no pod"], "not_proven": []}
+        proven = [f"run {uuid} is {run['status']}"]
+        not_proven: list[str] = []
+        # Only the gateway's own word tells that nothing is behind the URL; a gateway that is away tells nothing.
+        says = proven if instead.startswith("HTTP 5") or instead == "HTTP 404" else not_proven
+        says.append(f"its URL is dead ({instead})")
+        if isinstance(left, str) or not isinstance(run["pods"], list) or not run["pods"]:
+            why = left if isinstance(left, str) else "kubectl showed none while it ran: perhaps another cluster"
+            not_proven.append(f"its pod is gone ({why}): look with `{line}`")
+        else:
+            proven.append(f"its pod is gone: `{line}` shows none")
+        return {"proven": proven, "not_proven": not_proven}
 
     def _content(self, mode: str) -> Any:
         from polyaxon.exceptions import PolyaxonException

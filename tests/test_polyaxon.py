@@ -246,7 +246,9 @@ def test_a_run_that_fails_to_start_ends_with_its_reason(polyaxon: Cluster, targe
         target.wait_ready(entry)
     assert "  failed (TestAgent): CUDA error" in str(error.value)
     target.stop(entry)
-    assert target.prove_free(entry)["proven"] == [f"run {uuid} is failed", "its URL is dead (it was never up)"]
+    proof = target.prove_free(entry)
+    assert proof["proven"] == [f"run {uuid} is failed"]
+    assert proof["not_proven"][0] == "its URL is dead (no answer: it was never ready)"
 
 
 def test_a_service_that_stays_unhealthy_shows_its_conditions(polyaxon: Cluster, runs: Runs) -> None:
@@ -524,7 +526,7 @@ def test_the_pod_is_gone(target: PolyaxonTarget, kubectl: Path, tmp_path: Path) 
     uuid = entry["run"]["uuid"]
     line = f"kubectl get pods -n polyaxon -l app.kubernetes.io/instance={uuid} -o name"
     assert proof["not_proven"] == []
-    assert f"`{line}` shows no pod" in proof["proven"]
+    assert f"its pod is gone: `{line}` shows none" in proof["proven"]
     calls = (tmp_path / "kubectl-calls").read_text().splitlines()
     assert calls[-1].startswith(line.removeprefix("kubectl "))
 
@@ -540,10 +542,16 @@ def test_a_pod_that_stays_ends_the_experiment(target: PolyaxonTarget, kubectl: P
 def test_a_kubectl_that_cannot_tell_proves_nothing(target: PolyaxonTarget, kubectl: Path) -> None:
     kubectl.write_text("")
     blind = target.prove_free(stopped(target))
-    assert "kubectl showed none while it ran (another cluster?)" in blind["not_proven"][0]
+    assert "kubectl showed none while it ran: perhaps another cluster" in blind["not_proven"][0]
     kubectl.unlink()
     broken = target.prove_free(stopped(target))
     assert "No such file" in broken["not_proven"][0]
+
+
+def test_a_gateway_that_is_away_proves_nothing(target: PolyaxonTarget) -> None:
+    entry = stopped(target)
+    entry["url"] = "http://127.0.0.1:1/"
+    assert "its URL is dead (ConnectError)" in target.prove_free(entry)["not_proven"]
 
 
 # ---- by hand, with the real CLI
