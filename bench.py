@@ -329,20 +329,18 @@ class ProgressLine:
     """Done, tokens/s, failures and time left: one line rewritten on a terminal, a line each tenth when piped."""
 
     def __init__(self) -> None:
-        self.next_share = 0.1
+        self.tenths = 0
 
     def __call__(self, progress: Progress) -> None:
-        share = progress.done / progress.total
+        share, tenths = progress.done / progress.total, 10 * progress.done // progress.total
+        rate = progress.tokens / max(progress.elapsed_s, 1e-9)
         left = f"{progress.elapsed_s / share * (1 - share):.0f} s left" if share else "…"
-        line = (
-            f"{progress.done}/{progress.total}  {progress.tokens / max(progress.elapsed_s, 1e-9):.0f} tok/s  "
-            f"{progress.failures} failed  {left}"
-        )
+        line = f"{progress.done}/{progress.total}  {rate:.0f} tok/s  {progress.failures} failed  {left}"
         if sys.stderr.isatty():
             print(f"\r\x1b[K{line}", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
-        elif share >= self.next_share:
-            self.next_share = share - share % 0.1 + 0.1
+        elif tenths > self.tenths:
             say(line)
+        self.tenths = tenths
 
 
 def say(text: str) -> None:
