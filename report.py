@@ -630,11 +630,11 @@ def limits(evidence: Evidence) -> list[str]:
         for deployment in (evidence.experiment or {}).get("deployments", [])
         for sentence in (deployment.get("proof") or {}).get("not_proven", [])
     }
-    found += [f"That the device was free between deployments, in this: {sentence}." for sentence in sorted(unproven)]
+    found += [f"Whether the device was free between deployments; not proven: {sentence}." for sentence in sorted(unproven)]
     gates = [gate for load in evidence.loads for gate in load.result["gates"]]
     unchecked = {gate["name"] for gate in gates if gate["state"] == "not checked"}
     if unchecked:
-        found.append(f"That these did not matter, nothing says them: {', '.join(sorted(unchecked))}.")
+        found.append(f"Whether these mattered, as nothing says them: {', '.join(sorted(unchecked))}.")
     found += [f"Anything at {load}: not compared (the experiment is {_status(evidence)})." for load in evidence.missing]
     return found
 
