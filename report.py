@@ -630,7 +630,8 @@ def limits(evidence: Evidence) -> list[str]:
         for deployment in (evidence.experiment or {}).get("deployments", [])
         for sentence in (deployment.get("proof") or {}).get("not_proven", [])
     }
-    found += [f"Whether the device was free between deployments; not proven: {sentence}." for sentence in sorted(unproven)]
+    free = "Whether the device was free between deployments; not proven"
+    found += [f"{free}: {sentence}." for sentence in sorted(unproven)]
     gates = [gate for load in evidence.loads for gate in load.result["gates"]]
     unchecked = {gate["name"] for gate in gates if gate["state"] == "not checked"}
     if unchecked:
