@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 from compare import FORMAT as COMPARISON_FORMAT
-from compare import NOT_COMPARABLE, compare
+from compare import NOT_COMPARABLE, Options, compare
 from specbench import UserError, printable
 from specbench.equality import IDENTICAL, WITHIN
 from specbench.results import distribution, now, read_manifest, read_requests, read_summary, tool, write_atomically
@@ -44,6 +44,7 @@ Json = dict[str, Any]
 
 STATE = "experiment.json"
 METRICS = {"e2el": "E2EL", "ttft": "TTFT", "tpot": "TPOT"}
+OPTIONS = Options(accept_floor=True)  # as experiment.py: outputs may vary as much as the baseline's own
 CLAMP = 1_200  # characters of an output that are shown
 CASES_SHOWN = 30  # cases whose outputs are shown, per load
 OUTPUTS_SHOWN = 6  # distinct outputs that are shown, per case
@@ -160,7 +161,7 @@ def gather(directories: Sequence[Path]) -> Evidence:
                 f"at {users} users there are {len(base)} directories of baseline and {len(candidate)} of ngram; "
                 "name as many of each"
             )
-        loads.append(_read_load(users, compare(base, candidate), Path()))
+        loads.append(_read_load(users, compare(base, candidate, OPTIONS), Path()))
     return Evidence(Path(), None, loads, [])
 
 
@@ -188,7 +189,7 @@ def _comparison(folder: Path, step: Json) -> Json:
     path = folder / step["json"]
     if not path.exists():
         base, candidate = zip(*step["pairs"], strict=True)
-        result = compare([folder / name for name in base], [folder / name for name in candidate])
+        result = compare([folder / name for name in base], [folder / name for name in candidate], OPTIONS)
         for deployment in result["deployments"]:
             deployment["directory"] = Path(deployment["directory"]).name
         return result
@@ -308,17 +309,17 @@ def answer(result: Json) -> Json:
         lead += ", in this pair"
     candidate, base = result["candidate"]["mode"], result["base"]["mode"]
     time = f"{candidate} takes {time_said(line)}" if line["interval"]["ratio"] is not None else time_said(line)
+    equality = result["equality"]
+    by_time = f"By time alone ({verdict['timing']}), {time}"
     if verdict["verdict"] == NOT_COMPARABLE:
-        failing = sum(not of["passes"] for of in result["equality"]["cases"].values())
-        cases = f"{failing:,} of {result['cases']:,} case{'s' * (result['cases'] != 1)}"
-        why = f"{candidate} and {base} do not give the same outputs in {cases}"
-        if result["equality"]["verdict"] == WITHIN:
-            why += f", all together no more than {base} differs from itself (compare.py --accept-floor passes that)"
-        why += ". "
-        time = f"{why}By time alone ({verdict['timing']}), {time}"
+        failing = _of_cases(sum(not of["passes"] for of in equality["cases"].values()), result)
+        floor = f", all together no more than {base} differs from itself" if equality["verdict"] == WITHIN else ""
+        time = f"{candidate} and {base} do not give the same outputs in {failing}{floor}. {by_time}"
     elif kind == "stop":
         fired = ", ".join(gate["name"] for gate in result["gates"] if gate["state"] == "fired")
-        time = f"Something else differed or went wrong ({fired}). By time alone ({verdict['timing']}), {time}"
+        time = f"Something else differed or went wrong ({fired}). {by_time}"
+    elif varying := result["cases"] - equality["counts"].get(IDENTICAL, 0):
+        time += f". Outputs vary in {_of_cases(varying, result)}, no more than {base} differs from itself"
     families = families_said(result)
     return {"kind": kind, "sign": sign, "lead": lead, "time": time, "families": families}
 
@@ -332,6 +333,10 @@ def fired_gates(loads: Sequence[Load]) -> list[Json]:
                 of = fired.setdefault(gate["name"], {"name": gate["name"], "seen": [], "action": gate["action"]})
                 of["seen"].append((load.label, gate["sentence"]))
     return list(fired.values())
+
+
+def _of_cases(number: int, result: Json) -> str:
+    return f"{number:,} of {result['cases']:,} case{'s' * (result['cases'] != 1)}"
 
 
 # ---- the charts
