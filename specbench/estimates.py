@@ -26,6 +26,7 @@ MIN_EFFECTIVE = 30.0  # independent requests that a run must be worth
 MIN_REPEATS_CASE = 3
 MIN_CASES = 12  # fewer prompts cannot show the shape of their effects
 SYMMETRIC_CASES = 30  # from here on skewed effects are covered too
+MOST_DEPLOYMENTS = 200  # beyond this a plan is no plan
 MIN_CASES_ONE_REPEAT = 300  # one repeat on one pair: noise is only seen through many cases
 
 FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no clear difference"
@@ -168,11 +169,11 @@ def verdict_power(effect: float, spread: float, deployments: int) -> float:
 
 
 def deployments_needed(spread: float, effect: float) -> int:
-    """Least deployments per mode, 2 to 200, whose t test finds `effect` (0.1 = 10%) with about 80% power."""
-    d = np.arange(2, 201)
+    """Least deployments per mode whose t test finds `effect` (0.1 = 10%) with about 80% power: 2 to MOST_DEPLOYMENTS."""
+    d = np.arange(2, MOST_DEPLOYMENTS + 1)
     reach = (t_quantiles(2 * d - 2) + t_quantiles(2 * d - 2, 0.8)) * spread * np.sqrt(2 / d)
     found = np.nonzero(reach <= abs(math.log1p(effect)))[0]
-    return int(d[found[0]]) if found.size else 200
+    return int(d[found[0]]) if found.size else MOST_DEPLOYMENTS
 
 
 def spread_limit(spread: float, df: int) -> float:
@@ -538,8 +539,9 @@ def _more(data: _Data, line: Line, half: float | None, case_half: float | None, 
         return _more_requests(data, within, goal)
     low = deployments_needed(line.redeploy_spread, target)
     high = deployments_needed(spread_limit(line.redeploy_spread, 2 * data.pairs - 2), target)
+    most = f"{MOST_DEPLOYMENTS} or more" if high == MOST_DEPLOYMENTS else str(high)
     sentence = (
-        f"{low} to {high} deployments per mode would find {target:.0%} with 80% power, at a redeploy spread of "
+        f"{most if low == high else f'{low} to {most}'} deployments per mode would find {target:.0%} with 80% power, at a redeploy spread of "
         f"{line.redeploy_spread:.1%} (known from {data.pairs} per mode); more requests do not shrink it"
     )
     return More("deployments", low, high, sentence)
