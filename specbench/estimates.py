@@ -169,7 +169,7 @@ def verdict_power(effect: float, spread: float, deployments: int) -> float:
 
 
 def deployments_needed(spread: float, effect: float) -> int:
-    """Least deployments per mode whose t test finds `effect` (0.1 = 10%) with about 80% power: 2 to MOST_DEPLOYMENTS."""
+    """Least deployments per mode (2 to MOST_DEPLOYMENTS) whose t test finds `effect` (0.1 = 10%) with 80% power."""
     d = np.arange(2, MOST_DEPLOYMENTS + 1)
     reach = (t_quantiles(2 * d - 2) + t_quantiles(2 * d - 2, 0.8)) * spread * np.sqrt(2 / d)
     found = np.nonzero(reach <= abs(math.log1p(effect)))[0]
@@ -540,8 +540,9 @@ def _more(data: _Data, line: Line, half: float | None, case_half: float | None, 
     low = deployments_needed(line.redeploy_spread, target)
     high = deployments_needed(spread_limit(line.redeploy_spread, 2 * data.pairs - 2), target)
     most = f"{MOST_DEPLOYMENTS} or more" if high == MOST_DEPLOYMENTS else str(high)
+    number = most if low == high else f"{low} to {most}"
     sentence = (
-        f"{most if low == high else f'{low} to {most}'} deployments per mode would find {target:.0%} with 80% power, at a redeploy spread of "
+        f"{number} deployments per mode would find {target:.0%} with 80% power, at a redeploy spread of "
         f"{line.redeploy_spread:.1%} (known from {data.pairs} per mode); more requests do not shrink it"
     )
     return More("deployments", low, high, sentence)
