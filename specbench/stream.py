@@ -100,6 +100,7 @@ class RequestSettings:
         body = self.body_for(case)
         request = httpx.Request("POST", self.endpoint, headers=self.headers, stream=httpx.ByteStream(body))
         request.headers["Content-Length"] = str(len(body))
+        request.read()  # now, and not between the start stamp and the write
         return request
 
 
