@@ -11,7 +11,7 @@ directory, and goes on; at most the directory in progress is lost. The state is 
 atomically after every step, paths relative to OUT:
 
     format, id, tool      1, this experiment's own id, tool name and version
-    settings              target, order, concurrency, repeats, prompts_sha256, launcher_options (secrets redacted)
+    settings              target, order, concurrency, repeats, max_tokens, prompts_sha256, launcher_options (redacted)
     status, stopped       running | complete | interrupted | stopped; the sentence that says why it stopped
     started, ended        UTC
     device                boot: which boot of which machine; gpu_memory_mib: per GPU, before its first deployment
@@ -64,7 +64,7 @@ FORMAT = 1
 STATE = "experiment.json"
 PROMPTS = "prompts.jsonl"
 MODES = {"B": "baseline", "N": "ngram"}
-DEFAULTS = {"order": "BNNB", "concurrency": [1, 4, 8], "repeats": 10, "launcher_options": []}
+DEFAULTS = {"order": "BNNB", "concurrency": [1, 4, 8], "repeats": 10, "max_tokens": 128, "launcher_options": []}
 MARKER = "SPECBENCH_STARTED_AS"  # in the environment of everything started, so that orphans can be told from strangers
 BENCH_GRACE_S = 20.0  # bench.py writes its files after SIGTERM
 DEATH_PATIENCE_S = 20.0  # vLLM's server outlives its dead engine by some seconds
@@ -491,6 +491,7 @@ class Experiment:
         self.say(deployment, f"{users(load)}, {self.time_left()}")
         command = [sys.executable, str(ROOT / "bench.py"), "--url", deployment["url"], "--mode", deployment["mode"]]
         command += ["--concurrency", str(load), "--repeats", str(self.settings["repeats"]), "--prompts", PROMPTS]
+        command += ["--max-tokens", str(self.settings["max_tokens"])]
         command += ["--out", directory, *self.target.bench_options(deployment)]
         began = time.monotonic()
         code = start_process(command, entry, self.save, cwd=self.folder).wait()
@@ -633,13 +634,15 @@ def check_order(order: str) -> None:
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line names; the rest is a default or, with --resume, what it was."""
     given: dict[str, Any] = {"target": arguments.target, "order": arguments.order, "repeats": arguments.repeats}
-    given |= {"project": arguments.project, "owner": arguments.owner, "queue": arguments.queue}
+    given |= {"max_tokens": arguments.max_tokens, "project": arguments.project}
+    given |= {"owner": arguments.owner, "queue": arguments.queue}
     if arguments.order is not None:
         check_order(arguments.order)
     if arguments.concurrency is not None:
         given["concurrency"] = parse_loads(arguments.concurrency)
-    if arguments.repeats is not None and arguments.repeats < 1:
-        raise UserError(f"--repeats {arguments.repeats}: must be at least 1")
+    for option, value in (("--repeats", arguments.repeats), ("--max-tokens", arguments.max_tokens)):
+        if value is not None and value < 1:
+            raise UserError(f"{option} {value}: must be at least 1")
     if arguments.prompts is not None:
         given["prompts_sha256"] = read_inventory(arguments.prompts).sha256
     if arguments.launcher_options:
@@ -797,6 +800,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--order", help="deployments: B baseline, N ngram, pairs that alternate (default: BNNB)")
     add("--concurrency", metavar="N,N,…", help="users at a time, one result directory each (default: 1,4,8)")
     add("--repeats", type=int, help="of the whole inventory in each directory (default: 10)")
+    add("--max-tokens", type=int, metavar="N", help="for cases without their own (default: 128)")
     add("--prompts", type=Path, metavar="FILE", help="inventory (default: prompts.jsonl)")
     add("--resume", action="store_true", help="go on with the experiment in --out; needs no other option")
     add("--port", type=int, help="where servers listen on 127.0.0.1 (default: a free one)")
