@@ -20,13 +20,15 @@ from typing import Any
 
 import httpx
 
-from specbench import UserError, polyaxon_run, printable, results, service
+from specbench import Parser, UserError, polyaxon_run, printable, results, service
 from specbench.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
 from specbench.load import LoadResult, Phase, Progress, event_loop_name, run_event_loop, run_load
 from specbench.results import Request, ResultDirectory
 from specbench.service import Metrics, Server
 from specbench.stream import RequestSettings
 from specbench.transport import ProxyTransport, StreamTransport, tls_context, transport_for
+
+LONGEST_S = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; argparse itself exits with 2."""
-    parser = argparse.ArgumentParser(
-        prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """The command line; a mistake in it is one sentence and exit code 2."""
+    parser = Parser(prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=_whole(1), required=True, help="number of closed-loop users")
     parser.add_argument("--repeats", type=_whole(1), default=10, help="times that each case is sent (default 10)")
     parser.add_argument("--out", type=Path, required=True, help="result directory; must be new or empty")
@@ -93,8 +93,10 @@ def _whole(least: int) -> Callable[[str], int]:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value < float("inf"):
+    if not 0 < value:  # nan neither
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 s")
+    if value > LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} is more than {LONGEST_S:.0f} s")
     return value
 
 
