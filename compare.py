@@ -24,7 +24,6 @@ import numpy as np
 
 from specbench import UserError, printable
 from specbench.equality import (
-    DIFFERENT,
     IDENTICAL,
     TOO_FEW,
     WITHIN,
@@ -41,8 +40,10 @@ from specbench.results import tool, write_atomically
 FORMAT = 1
 WIDTH = 100
 INDENTED_BYTES = 16_000_000
+DIVERGENCES = 1_000  # cases whose first divergence is kept, in inventory order: nobody reads more
 NOT_COMPARABLE = "not comparable"
 _OF_PROMPTS = "†"  # marks an interval on which no verdict rests
+_NEAR_COPIES = "repeats of a case are nearly copies: this speaks of these requests"
 _AROUND = 60  # characters of a continuation that are shown
 
 
@@ -103,6 +104,7 @@ def assess(pair: Pair, options: Options) -> dict[str, Any]:
     failing = {case["family"] for case in equality["cases"].values() if not case["passes"]}
     metrics = {metric: _metric(pair, metric, options, failing, fired) for metric in METRICS}
     primary = next(line for line in _lines(metrics["e2el"]) if line["primary"])
+    weights = _request_weights(pair, options)
     return {
         "format": FORMAT,
         "tool": tool(),
@@ -121,7 +123,7 @@ def assess(pair: Pair, options: Options) -> dict[str, Any]:
             "why": primary["why"],
         },
         "order": [run.side for run in pair.deployments],
-        "deployments": [_deployment(run) for run in pair.deployments],
+        "deployments": [_deployment(run, weights) for run in pair.deployments],
         "metrics": metrics,
         "throughput": _throughput(pair),
         "equality": equality,
@@ -172,14 +174,17 @@ def _equality(pair: Pair, accept_floor: bool) -> tuple[dict[str, Any], tuple[str
         reasons = tuple(sorted(str(run.finish[position]) for run in side for position in at.tolist()))
         return finish_counts.setdefault(reasons, dict(Counter(reasons)))
 
-    cases = {}
+    cases: dict[str, dict[str, Any]] = {}
+    pooled = pair.repeats == 1 and len(pair.bases) > 1
+    shown = 0
     for number, (judged, at) in enumerate(zip(equality.cases, positions, strict=True)):
         numbers = judged.equality
-        same = judged.verdict == IDENTICAL
+        detailed = judged.verdict != IDENTICAL and shown < DIVERGENCES
+        shown += detailed
         cases[judged.case] = {
             "family": pair.cases[number]["family"],
             "verdict": judged.verdict,
-            "passes": _passes(judged.verdict, equality, accept_floor),
+            "passes": _passes(judged.verdict, equality, accept_floor, pooled),
             "p": judged.p,
             "reason": judged.reason,
             "compared": compared[number],
@@ -192,7 +197,7 @@ def _equality(pair: Pair, accept_floor: bool) -> tuple[dict[str, Any], tuple[str
             "tokens_candidate": float(tokens[1][number]),
             "finish_base": finish(pair.bases, at),
             "finish_candidate": finish(pair.candidates, at),
-            "divergence": None if same else _divergence(pair, at, compared[number]),
+            "divergence": _divergence(pair, at, compared[number]) if detailed else None,
         }
     section = {
         "equal": all(case["passes"] for case in cases.values()),
@@ -220,25 +225,25 @@ def _case_outputs(pair: Pair, at: Ints) -> tuple[str, list[list[Any]], list[list
     return what, base, candidate
 
 
-def _passes(verdict: str, equality: Equality, accept_floor: bool) -> bool:
+def _passes(verdict: str, equality: Equality, accept_floor: bool, pooled: bool) -> bool:
     """Whether a case passes: identical, or, with --accept-floor, within the floor.
 
-    A case with too few repeats passes when all cases together are within the floor; and no case does when only all of
-    them together are different.
+    `pooled`: one repeat and several deployments a side, where no case can be told alone; it passes when all cases
+    together are within the floor.
     """
     if verdict == IDENTICAL or not accept_floor:
         return verdict == IDENTICAL
-    if verdict == TOO_FEW:
+    if verdict == TOO_FEW and pooled:
         return equality.verdict == WITHIN
-    together = equality.verdict == DIFFERENT and all(case.verdict != DIFFERENT for case in equality.cases)
+    # A word over all cases that no single case has was found by all of them together: it speaks of each.
+    together = equality.verdict != WITHIN and all(case.verdict != equality.verdict for case in equality.cases)
     return verdict == WITHIN and not together
 
 
 def _divergence(pair: Pair, at: Ints, compared: str) -> dict[str, Any] | None:
-    """Where the base's commonest output and the candidate's commonest other one part."""
+    """Where the base's commonest output and the candidate's commonest other one part; None if it gave no other."""
     base = _output_counts(pair.bases, at).most_common(1)[0][0]
-    # Where the candidate gave nothing else, the base alone varies: show how.
-    ranked = _output_counts(pair.candidates, at).most_common() + _output_counts(pair.bases, at).most_common()
+    ranked = _output_counts(pair.candidates, at).most_common()
     other = next((number for number, _ in ranked if number != base), None)
     if other is None:
         return None
@@ -280,8 +285,9 @@ def _metric(
         for number, estimated in enumerate(estimates.families)
     }
     base, candidate = (medians.tolist() for medians in _medians(pair, metric, positions))
+    weighed = set(pair.families if options.mix is None else (name for name, w in options.mix.items() if w > 0))
     return {
-        "overall": line(estimates.overall, not failing, positions),
+        "overall": line(estimates.overall, weighed.isdisjoint(failing), positions),
         "families": families,
         "cases": {
             case["id"]: {
@@ -323,8 +329,19 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _deployment(run: Deployment) -> dict[str, Any]:
-    """One deployment; `e2el_s` is its geometric mean, the number that the verdict over deployments rests on."""
+def _request_weights(pair: Pair, options: Options) -> Floats:
+    """[requests] What each weighs in the primary line; every case of a family weighs the same."""
+    mix = {options.primary: 1.0} if options.primary != "overall" else options.mix
+    if mix is None:
+        return np.full(len(pair.case), 1 / len(pair.case))
+    share = np.array([mix.get(name, 0.0) for name in pair.families])
+    family = pair.family[pair.case]
+    weights = share[family] / np.bincount(family, minlength=len(share))[family]
+    return np.asarray(weights / weights.sum())
+
+
+def _deployment(run: Deployment, weights: Floats) -> dict[str, Any]:
+    """One deployment; `e2el_s` is the primary line's geometric mean, which the verdict over deployments rests on."""
     return {
         "directory": run.name,
         "side": run.side,
@@ -333,7 +350,7 @@ def _deployment(run: Deployment) -> dict[str, Any]:
         "service_run": run.manifest.get("service_run"),
         "started": run.manifest["started"],
         "ended": run.manifest.get("ended"),
-        "e2el_s": float(np.exp(np.log(run.times["e2el"]).mean())),
+        "e2el_s": float(np.exp(np.log(run.times["e2el"]) @ weights)),
         "tokens_per_s": run.summary["throughput"].get("tokens_per_s"),
         "warnings": run.summary.get("warnings", []),
     }
@@ -404,13 +421,14 @@ def _warnings(
     statements = [line[name] for line in _lines(metrics["e2el"]) for name in ("interval", "prompts")]
     found += [warning for statement in statements for warning in statement["warnings"]]
     found += of_equality
-    shorter = [
-        f"{case} ({of['tokens_base']:.4g} → {of['tokens_candidate']:.4g} tokens)"
-        for case, of in cases.items()
-        if of["tokens_candidate"] < of["tokens_base"]
-    ]
-    if shorter:
-        found.append(f"The candidate answered shorter, and shorter output is not faster work: {_some(shorter)}.")
+    for side, other in (("candidate", "base"), ("base", "candidate")):
+        shorter = [
+            f"{case} ({of['tokens_base']:.4g} → {of['tokens_candidate']:.4g} tokens)"
+            for case, of in cases.items()
+            if of[f"tokens_{side}"] < of[f"tokens_{other}"]
+        ]
+        if shorter:
+            found.append(f"The {side} answered shorter, and shorter output is not faster work: {_some(shorter)}.")
     finished = [case for case, of in cases.items() if of["finish_base"].keys() != of["finish_candidate"].keys()]
     if finished:
         found.append(f"The reason why an answer ended changed between the sides: {_some(finished)}.")
@@ -492,8 +510,8 @@ def _row(name: str, line: Mapping[str, Any], verdict: str) -> list[str]:
         bounds = f"{_number(interval['low'])}–{_number(interval['high'])}"
     elif prompts["low"] is not None:
         bounds = f"{_number(prompts['low'])}–{_number(prompts['high'])}{_OF_PROMPTS}"
-    medians = _time(line["base_median_s"]), _time(line["candidate_median_s"])
-    return [name, *medians, _number(interval["ratio"]), bounds, "–" if spread is None else f"±{spread:.1%}", verdict]
+    means = _time(interval["base"]), _time(interval["candidate"])
+    return [name, *means, _number(interval["ratio"]), bounds, "–" if spread is None else f"±{spread:.1%}", verdict]
 
 
 def _marked(line: Mapping[str, Any]) -> str:
@@ -532,13 +550,13 @@ def _sentences(result: Mapping[str, Any]) -> list[str]:
     if primary["redeploy_spread"] is not None:
         times = ", ".join(f"{of['side']} {_time(of['e2el_s'])}" for of in result["deployments"])
         spread = f"redeploy spread {primary['redeploy_spread']:.1%} within a mode"
-        found.append(f"Deployments in order of start, E2EL (geometric mean over all cases): {times}; {spread}")
+        found.append(f"Deployments in order of start, E2EL {primary['name']} (geometric mean): {times}; {spread}")
     if primary["more"] and interval["low"] is not None:
         found.append(f"To know more: {primary['more']['sentence']}")
     if unchecked := [gate["name"] for gate in _in_state(result, "not checked")]:
         found.append(f"Not checked, nothing says it: {', '.join(unchecked)}")
     found += [f"Warning: {warning}" for warning in result["warnings"]]
-    found.append("base, candidate: medians; ratio: candidate/base, of geometric means")
+    found.append("base, candidate: geometric means; ratio: candidate/base")
     if any(_OF_PROMPTS in row[4] for row in _table_rows(result)):
         found.append(f"{_OF_PROMPTS} prompts like these on these two deployments; no verdict rests on it")
     if len(_lines(result["metrics"]["e2el"])) > 1:
@@ -576,7 +594,7 @@ def _outputs_sentence(equality: Mapping[str, Any]) -> str:
 def _expect_sentence(expect: Mapping[str, Any]) -> str:
     n, base, candidate = expect["pairs"], expect["base_passed"], expect["candidate_passed"]
     test = f"McNemar p = {expect['p']:.2g}" if expect["p"] is not None else f"no test: {expect['reason']}"
-    return f"Expected answers: base {base} of {n}, candidate {candidate} of {n}; {test}."
+    return f"Expected answers: base {base} of {n}, candidate {candidate} of {n}; {test}; {_NEAR_COPIES}."
 
 
 def _mix_text(mix: Mapping[str, float]) -> str:
@@ -635,7 +653,8 @@ def show_case(pair: Pair, result: Mapping[str, Any], case: str) -> str:
     for number in base + candidate:
         lines.append(f"--- base {base[number]} times, candidate {candidate[number]} times:")
         lines.append(textwrap.indent(pair.outputs.text(number), "    "))
-    if (parts := of["divergence"]) and parts["character"] is not None:
+    parts = None if of["verdict"] == IDENTICAL else _divergence(pair, at, of["compared"])
+    if parts and parts["character"] is not None:
         where = f"token {parts['token']}, character" if parts["token"] is not None else "character"
         lines.append(f"First divergence at {where} {parts['character']}, after {parts['before']!r}:")
         lines += [f"  - {parts['base']!r}", f"  + {parts['candidate']!r}"]

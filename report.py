@@ -306,7 +306,7 @@ def answer(result: Json) -> Json:
     verdict, line = result["verdict"], primary_line(result)
     kind, sign, lead = verdict_look(verdict["verdict"])
     if verdict["verdict"].endswith("in this pair") and kind in ("good", "bad"):
-        lead += ", in this pair"
+        kind, sign, lead = "unknown", "?", f"Not concluded: {verdict['verdict']}"
     candidate, base = result["candidate"]["mode"], result["base"]["mode"]
     time = f"{candidate} takes {time_said(line)}" if line["interval"]["ratio"] is not None else time_said(line)
     equality = result["equality"]
@@ -320,7 +320,7 @@ def answer(result: Json) -> Json:
         time = f"Something else differed or went wrong ({fired}). {by_time}"
     elif varying := result["cases"] - equality["counts"].get(IDENTICAL, 0):
         time += f". Outputs vary in {_of_cases(varying, result)}, no more than {base} differs from itself"
-    families = families_said(result)
+    families = "" if kind == "stop" else families_said(result)
     return {"kind": kind, "sign": sign, "lead": lead, "time": time, "families": families}
 
 

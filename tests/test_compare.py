@@ -210,12 +210,15 @@ def test_medians_and_ratios_are_what_jq_computes(metric: str, here: Path) -> Non
         assert line["interval"]["ratio"] == pytest.approx(ratio, rel=1e-12)
 
 
-def test_the_printed_medians_are_those_of_the_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_ratio_is_that_of_the_two_printed_means(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(*one_pair(), "--json", "out.json", code=0)
     copy = json.loads(Path("out.json").read_text())["metrics"]["e2el"]["families"]["copy"]
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("E2EL copy"))
     milliseconds = [float(number) for number in re.findall(r"([\d.]+) ms", row)]
-    assert milliseconds == pytest.approx([1000 * copy["base_median_s"], 1000 * copy["candidate_median_s"]], rel=5e-3)
+    interval = copy["interval"]
+    assert milliseconds == pytest.approx([1000 * interval["base"], 1000 * interval["candidate"]], rel=5e-3)
+    assert milliseconds[1] / milliseconds[0] == pytest.approx(interval["ratio"], rel=5e-3)
+    assert copy["base_median_s"] != interval["base"]
 
 
 def summaries(value: Any) -> list[Document]:
@@ -302,6 +305,121 @@ def test_one_repeat_that_differs_has_no_floor(here: Path) -> None:
     result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(accept_floor=True))
     assert verdicts(result)["copy-1"] == "floor not measured"
     assert result["exit_code"] == 1 and result["verdict"]["verdict"] == "not comparable"
+
+
+FLOOR = compare.Options(accept_floor=True)
+
+
+def two_pairs_of(outputs: Callable[[str, str, int], str], **run: Any) -> Document:
+    """b1, n1, n2, b2 in this order; `outputs` takes the deployment, the case and the repeat."""
+    for order, name in enumerate(("b1", "n1", "n2", "b2")):
+        ngram = {"mode": "ngram", "effect": -0.3} if name.startswith("n") else {}
+        write_run(
+            Path(name), order=order, seed=order, deployment=0.002 * order, **ngram, **run,
+            outputs=lambda case, repeat, name=name: outputs(name, case, repeat),
+        )  # fmt: skip
+    return compare.compare([Path("b1"), Path("b2")], [Path("n1"), Path("n2")], FLOOR)
+
+
+def test_a_baseline_that_differs_from_itself_over_all_cases_passes_none_that_vary(here: Path) -> None:
+    def outputs(deployment: str, case: str, repeat: int) -> str:
+        other = {"b1": False, "b2": repeat % 2 == 1}.get(deployment, repeat == 1)
+        return f"{case} {'B' if other else 'A'}"
+
+    cases = [(f"{family}-{number}", family) for family in ("copy", "explain", "short") for number in range(40)]
+    result = two_pairs_of(outputs, cases=cases, repeats=4)
+    # No case shows it alone.
+    assert set(verdicts(result).values()) == {"within the baseline's own variation"}
+    assert result["equality"]["verdict"] == "the baseline differs from itself between deployments"
+    assert (result["exit_code"], result["verdict"]["verdict"]) == (1, "not comparable")
+
+
+def test_too_few_repeats_pass_only_where_deployments_are_the_repeats(here: Path) -> None:
+    """The floor is seen over all cases in both; only with one repeat can no case ever be told alone."""
+
+    def one_repeat(deployment: str, case: str, repeat: int) -> str:
+        number = int(case.split("-")[1])
+        return f"{case} {(number + (deployment in ('b1', 'n2'))) % 2 if number % 3 == 0 else 0}"
+
+    many = [(f"copy-{number}", "copy") for number in range(90)]
+    result = two_pairs_of(one_repeat, cases=many, repeats=1)
+    assert result["equality"]["verdict"] == "within the baseline's own variation"
+    assert "differs, too few repeats to tell" in verdicts(result).values() and result["exit_code"] == 0
+
+
+def test_too_few_of_several_repeats_do_not_pass(here: Path) -> None:
+    def outputs(case: str, repeat: int) -> str:
+        return f"{case} {repeat % 2 if case.startswith('copy') else 0}"
+
+    one_pair_of({"outputs": outputs}, outputs=outputs, repeats=2)
+    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
+    few = [case for case, word in verdicts(result).items() if word == "differs, too few repeats to tell"]
+    if result["equality"]["verdict"] == "within the baseline's own variation":
+        assert few
+    assert not any(result["equality"]["cases"][case]["passes"] for case in few)
+
+
+def test_an_output_of_the_base_alone_is_not_shown_as_the_candidate_s(here: Path) -> None:
+    one_pair_of({"outputs": lambda case, repeat: "odd" if repeat == 3 else "usual"}, outputs=lambda *_: "usual")
+    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
+    assert result["equality"]["cases"]["copy-1"]["verdict"] == "within the baseline's own variation"
+    assert result["equality"]["cases"]["copy-1"]["divergence"] is None
+
+
+def test_divergences_are_kept_of_the_first_cases_and_shown_of_any(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "DIVERGENCES", 2)
+    one_pair_of(outputs=lambda case, _: "New." if case != "copy-1" else f"The answer to {case}.")
+    run("baseline-c1", "ngram-c1", "--json", "out.json", "--show", "short-3", code=1)
+    cases = json.loads(Path("out.json").read_text())["equality"]["cases"]
+    assert [case for case, of in cases.items() if of["divergence"]] == ["copy-2", "copy-3"]
+    assert "First divergence at token 0, character 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("longer", "side"), [("baseline-c1", "candidate"), ("ngram-c1", "base")])
+def test_the_side_that_answered_shorter_is_named(longer: str, side: str, here: Path) -> None:
+    def add(manifest: Document, summary: Document, rows: list[Document]) -> None:
+        for row in rows:
+            row["completion_tokens"] += 5 * (row["case"] == "copy-2")
+
+    one_pair_of({"edit": add} if longer == "baseline-c1" else {}, **({"edit": add} if longer == "ngram-c1" else {}))
+    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])
+    found = [warning for warning in result["warnings"] if "answered shorter" in warning]
+    assert len(found) == 1 and found[0].startswith(f"The {side} answered shorter") and "copy-2" in found[0]
+
+
+def test_a_mix_is_judged_by_the_families_that_it_weighs(here: Path) -> None:
+    one_pair_of(effect=-0.3, outputs=lambda case, _: "New." if case == "explain-1" else f"The answer to {case}.")
+
+    def verdict(**mix: float) -> tuple[str, int]:
+        result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(mix=mix))
+        return result["verdict"]["verdict"], result["exit_code"]
+
+    assert verdict(copy=1.0, explain=0.0) == ("faster in this pair", 1)
+    assert verdict(copy=0.9, explain=0.1) == ("not comparable", 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        compare.Options(),
+        compare.Options(primary="short"),
+        compare.Options(mix={"copy": 0.75, "short": 0.25}),
+    ],
+    ids=["overall", "family", "mix"],
+)
+def test_the_times_of_deployments_are_those_of_the_primary_line(options: compare.Options, here: Path) -> None:
+    four_deployments()
+    bases, candidates = [Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")]
+    result = compare.compare(bases, candidates, options)
+    metric = result["metrics"]["e2el"]
+    line = metric["families"].get(options.primary, metric["overall"])
+    logs = {side: [math.log(of["e2el_s"]) for of in result["deployments"] if of["side"] == side]
+            for side in ("base", "candidate")}  # fmt: skip
+    spread = math.sqrt(sum((one - two) ** 2 / 2 for one, two in logs.values()) / 2)
+    assert spread == pytest.approx(line["redeploy_spread"], rel=1e-9)
+    assert sum(logs["base"]) / 2 == pytest.approx(math.log(line["interval"]["base"]), rel=1e-9)
 
 
 def test_two_baselines_are_no_clear_difference(here: Path) -> None:

@@ -224,7 +224,8 @@ def test_the_effect_in_words(of: dict[str, Any], said: str) -> None:
     [
         ("faster", "good", "Yes"),
         ("slower", "bad", "No"),
-        ("faster in this pair", "good", "Yes, in this pair"),
+        ("faster in this pair", "unknown", "Not concluded: faster in this pair"),
+        ("slower in this pair", "unknown", "Not concluded: slower in this pair"),
         ("no clear difference in this pair", "same", "No clear difference"),
         ("cannot say from this pair", "unknown", "Cannot say"),
         ("not comparable", "stop", "Not comparable"),
@@ -232,6 +233,7 @@ def test_the_effect_in_words(of: dict[str, Any], said: str) -> None:
     ],
 )
 def test_every_verdict_has_an_answer(verdict: str, kind: str, lead: str) -> None:
+    families = {name: {**line("faster", 0.7), "name": name, "primary": False} for name in ("copy", "short")}
     result = {
         "verdict": {"verdict": verdict, "timing": "faster"},
         "base": {"mode": "baseline"},
@@ -239,11 +241,12 @@ def test_every_verdict_has_an_answer(verdict: str, kind: str, lead: str) -> None
         "cases": 9,
         "gates": [{"name": "preemptions", "state": "fired"}],
         "equality": {"verdict": "different", "cases": {"copy-1": {"passes": False}}, "counts": {"identical": 8}},
-        "metrics": {"e2el": {"overall": line("faster", 0.8, 0.7, 0.9), "families": {}}},
+        "metrics": {"e2el": {"overall": line("faster", 0.8, 0.7, 0.9), "families": families}},
     }
     said = report.answer(result)
     assert (said["kind"], said["lead"]) == (kind, lead)
     assert "20% less time per request" in said["time"]
+    assert bool(said["families"]) == (kind != "stop")
 
 
 def test_a_gate_that_fires_at_two_loads_is_told_once(tmp_path: Path) -> None:
