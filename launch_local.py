@@ -12,7 +12,6 @@ Both modes run with the same settings; only the drafting differs. llama.cpp's ng
 tokens after a match of `MATCH_TOKENS`: the closest analogue of the article's 2 to 4 and 5 in vLLM.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -26,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from specbench import UserError
+from specbench import Parser, UserError
 
 HOST = "127.0.0.1"
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -64,7 +63,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
+        prog="launch_local.py",
         description="Serve baseline or ngram on an embedded engine that needs no GPU (llama.cpp, SmolLM2-135M).",
         epilog="Listens on 127.0.0.1 until SIGTERM or Ctrl-C. Exit codes: 0 ended, 2 could not start.",
     )
@@ -178,6 +178,7 @@ def server_record(mode: str, port: int, threads: int) -> dict[str, Any]:
         "revision": MODEL_REQUIREMENT,
         "served_model_name": MODEL_NAME,
         "speculative_config": speculative if mode == "ngram" else None,
+        "num_speculative_tokens": DRAFT_TOKENS,
         "prefix_caching": False,
         "cudagraph_capture_size": None,
         "max_num_seqs": SLOTS,

@@ -73,6 +73,14 @@ RECORDED_ENVIRONMENT = (
 # The end of a flag's or a variable's name whose value is a secret: --api-key and HF_TOKEN, but not
 # --max-num-batched-tokens.
 SECRET_NAME = re.compile(r"(?:^|[-_])(?:key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+# The same inside a longer word: a whole command line given to --vllm or to `bash -c`, --env=HF_TOKEN=…, JSON. The
+# value may be quoted, in parts or as a whole.
+SECRET_INSIDE = re.compile(
+    r"""((?:^|[\s=;&|'"{(,])-*(?:[\w-]*[-_])?(?:key|token|secret|password|passwd|credentials?)"""
+    r"""(?:['"]?\s*[=:]\s*|\s+(?!-)))"""
+    r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|])+""",
+    re.IGNORECASE,
+)
 URL_USERINFO = re.compile(r"(?<=://)[^/\s]+@")
 REDACTED = "REDACTED"
 
@@ -178,6 +186,7 @@ def redacted(argv: Sequence[str]) -> list[str]:
             secret = secret and not assigned
         elif secret:
             word = REDACTED
+        word = SECRET_INSIDE.sub(rf"\g<1>{REDACTED}", word)
         result.append(URL_USERINFO.sub(f"{REDACTED}@", word))
     return result
 
@@ -194,6 +203,7 @@ def server_record(launch: Launch, argv: Sequence[str], environment: Mapping[str,
         "revision": launch.revision or "unpinned",
         "served_model_name": URL_USERINFO.sub(f"{REDACTED}@", launch.served_model_name),
         "speculative_config": launch.speculative_config,
+        "num_speculative_tokens": launch.num_speculative_tokens,  # planned in both modes: both need its room
         "prefix_caching": launch.prefix_caching,
         "cudagraph_capture_size": launch.capture_size,
         "max_num_seqs": MAX_NUM_SEQS,
@@ -234,10 +244,15 @@ def compile_cache(started: float, environment: Mapping[str, str]) -> str:
     was loaded. So, once the engine is up, an index younger than this start means cold. Assumes one server at
     a time on a cache folder.
     """
+    if environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") not in ("", "0"):
+        return "cold"
     home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     root = Path(environment.get("VLLM_CACHE_ROOT") or os.path.join(home, "vllm"))
-    indexes = root.glob("torch_compile_cache/*/rank_*/**/vllm_compile_cache.py")
-    times = [index.stat().st_mtime for index in indexes]
+    try:
+        indexes = root.glob("torch_compile_cache/*/rank_*/**/vllm_compile_cache.py")
+        times = [index.stat().st_mtime for index in indexes]
+    except OSError:  # gone in between, or not ours to read
+        return "unknown"
     if not times:
         return "unknown"
     return "cold" if max(times) >= started else "warm"
@@ -254,7 +269,11 @@ class ServerRecord:
     def __init__(self, app: App) -> None:
         self.app = app
         carried = os.environ.get(RECORD_VARIABLE)
-        self.body = json.dumps(_complete(json.loads(carried))).encode() if carried else None
+        try:
+            self.body = json.dumps(_complete(json.loads(carried))).encode() if carried else None
+        except Exception as problem:  # whatever it is: a server without a record is better than no server
+            print(f"launch_vllm.py: no server record ({type(problem).__name__}: {problem})", file=sys.stderr)
+            self.body = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if self.body is None or not _asks_for_record(scope):

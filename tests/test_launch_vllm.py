@@ -217,6 +217,7 @@ def test_record_of_both_modes() -> None:
     assert {key for key in ngram if ngram[key] != baseline[key]} == {"mode", "speculative_config", "boot_id", "started"}
     assert baseline["speculative_config"] is None
     assert ngram["speculative_config"]["num_speculative_tokens"] == 5
+    assert ngram["num_speculative_tokens"] == baseline["num_speculative_tokens"] == 5
     assert ngram["cudagraph_capture_size"] == 48 and ngram["prefix_caching"] is False
     assert ngram["revision"] == launch_vllm.REVISION and ngram["service_run"] is None
     other = launch_vllm.server_record(parsed("--mode", "ngram", "--model", "x"), ["vllm"], {})
@@ -241,6 +242,30 @@ def test_record_of_both_modes() -> None:
 )
 def test_redacted(words: str, kept: str) -> None:
     assert launch_vllm.redacted(words.split()) == kept.split()
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("vllm --api-key s3 --seed 0", f"vllm --api-key {REDACTED} --seed 0"),
+        ("vllm --api-key=s3 --seed 0", f"vllm --api-key={REDACTED}"),
+        ("env OMP_NUM_THREADS=2 HF_TOKEN=s3 vllm", f"env OMP_NUM_THREADS=2 HF_TOKEN={REDACTED} vllm"),
+        ("--env=HF_TOKEN=s3", f"--env=HF_TOKEN={REDACTED}"),
+        ("--env HF_TOKEN=s3", f"--env HF_TOKEN={REDACTED}"),
+        ("cd /x && A=1 HF_TOKEN=s3 vllm", f"cd /x && A=1 HF_TOKEN={REDACTED} vllm"),
+        ("A=1;HF_TOKEN=s3;vllm", f"A=1;HF_TOKEN={REDACTED};vllm"),
+        ("env A=1 HF_TOKEN='s3 s3' vllm", f"env A=1 HF_TOKEN={REDACTED} vllm"),
+        ('env A=1 HF_TOKEN="s3 \\"s3" vllm', f"env A=1 HF_TOKEN={REDACTED} vllm"),
+        ("env A=1 HF_TOKEN=a's3 s3'b vllm", f"env A=1 HF_TOKEN={REDACTED} vllm"),
+        ("bash -c 'A=1 HF_TOKEN=s3 vllm'", f"bash -c 'A=1 HF_TOKEN={REDACTED} vllm'"),
+        ('--x={"api_key": "s3"}', f'--x={{"api_key": {REDACTED}'),
+        ("vllm --max-num-batched-tokens 8192 --tokenizer x", "vllm --max-num-batched-tokens 8192 --tokenizer x"),
+        ("vllm --api-key --seed 0", "vllm --api-key --seed 0"),
+    ],
+)
+def test_redacted_inside_a_word(word: str, kept: str) -> None:
+    """As in `--vllm "vllm --api-key s3"`, which experiment.py stores unsplit."""
+    assert launch_vllm.redacted(["--vllm", word]) == ["--vllm", kept]
 
 
 def test_the_log_line_is_redacted() -> None:
@@ -286,7 +311,7 @@ def test_polyaxon_run(instance: str, run: str | None) -> None:
     assert launch_vllm.polyaxon_run({"POLYAXON_RUN_INSTANCE": instance}) == run
 
 
-def test_compile_cache_of_the_other_mode_is_no_evidence(tmp_path: Path) -> None:
+def test_compile_cache_of_the_other_mode_is_no_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Baseline fills the cache, ngram compiles into a folder of its own, and both are warm afterwards."""
     environment = {"VLLM_CACHE_ROOT": str(tmp_path)}
 
@@ -303,6 +328,10 @@ def test_compile_cache_of_the_other_mode_is_no_evidence(tmp_path: Path) -> None:
     assert launch_vllm.compile_cache(2000, environment) == "cold"  # ngram's first start, the cache not empty
     assert launch_vllm.compile_cache(3000, environment) == "warm"  # either again
     assert launch_vllm.compile_cache(3000, {"XDG_CACHE_HOME": str(tmp_path)}) == "unknown"
+    assert launch_vllm.compile_cache(3000, {**environment, "VLLM_DISABLE_COMPILE_CACHE": "1"}) == "cold"
+    assert launch_vllm.compile_cache(3000, {**environment, "VLLM_DISABLE_COMPILE_CACHE": "0"}) == "warm"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([tmp_path / "gone-in-between"]))
+    assert launch_vllm.compile_cache(3000, environment) == "unknown"
 
 
 def test_standard_library_only() -> None:

@@ -31,7 +31,7 @@ RECORD_KEYS = {
     *("record", "mode", "engine", "argv", "version", "model", "revision", "served_model_name", "speculative_config"),
     *("prefix_caching", "cudagraph_capture_size", "max_num_seqs", "max_model_len", "max_num_batched_tokens"),
     *("gpus", "driver", "cuda", "boot_id", "started", "healthy_after_s", "compile_cache", "environment"),
-    "service_run",
+    *("service_run", "num_speculative_tokens"),
 }
 SECRETS = {
     "HF_TOKEN": "hf_secret-of-the-hub",
@@ -262,6 +262,16 @@ def test_without_the_launcher_there_is_no_record(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(ServerRecord(application)(http_scope(RECORD_PATH), never_received, never_received))
     assert len(passed) == 1
+
+
+@pytest.mark.parametrize("carried", ["{", "[]", "{}", '{"started": "noon"}'])
+def test_a_record_that_cannot_be_made_does_not_end_the_server(carried: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RECORD_VARIABLE, carried)
+
+    async def app(*_: Any) -> None:
+        raise AssertionError
+
+    assert ServerRecord(app).body is None
 
 
 def test_what_the_serving_process_adds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
