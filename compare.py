@@ -574,7 +574,10 @@ def _verdict_reason(result: Mapping[str, Any]) -> str:
         return str(verdict["why"])
     failing = [case for case, of in equality["cases"].items() if not of["passes"]]
     reason = f"the outputs of {len(failing)} of {result['cases']} cases do not pass"
-    if not equality["accept_floor"] and equality["verdict"] == WITHIN:
+    pooled = result["repeats"] == 1 and len(result["order"]) > 2
+    accepted = {WITHIN, TOO_FEW} if pooled else {WITHIN}  # as in _passes
+    words = {equality["cases"][case]["verdict"] for case in failing}
+    if not equality["accept_floor"] and equality["verdict"] == WITHIN and words <= accepted:
         reason += "; all together they are within the baseline's own variation, which --accept-floor passes"
     return reason
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ from specbench.results import distribution, now, read_manifest, read_requests, r
 Json = dict[str, Any]
 
 STATE = "experiment.json"
+STATE_FORMAT = 1
 METRICS = {"e2el": "E2EL", "ttft": "TTFT", "tpot": "TPOT"}
 OPTIONS = Options(accept_floor=True)  # as experiment.py: outputs may vary as much as the baseline's own
 CLAMP = 1_200  # characters of an output that are shown
@@ -64,14 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read, draw, write one file; print its path."""
     arguments = _parser().parse_args(argv)
     try:
-        evidence = gather(arguments.directories)
+        try:
+            evidence = gather(arguments.directories)
+            content = page(evidence, text=not arguments.no_text).encode(errors="backslashreplace")
+        except (KeyError, jinja2.UndefinedError) as error:
+            named = ", ".join(map(str, arguments.directories))
+            raise UserError(f"a file of {named} lacks a key ({error}); it was edited: make it again") from None
         out = arguments.out or evidence.folder / "report.html"
         try:
-            write_atomically(out, page(evidence, text=not arguments.no_text).encode(errors="backslashreplace"))
+            write_atomically(out, content)
         except OSError as error:
             raise UserError(f"cannot write {out}: {error.strerror}; name another file with --out") from None
-        except (KeyError, jinja2.UndefinedError) as error:
-            raise UserError(f"a file of {evidence.folder} lacks a key ({error}); it was edited: run it again") from None
     except UserError as error:
         print(f"report.py: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -92,6 +96,54 @@ def _parser() -> argparse.ArgumentParser:
 
 
 # ---- what the page is made of
+
+
+# What the page reads of experiment.json, and of which type: other keys may stand beside these.
+
+
+class _Settings(msgspec.Struct):
+    target: str
+    order: str
+    concurrency: Annotated[list[int], msgspec.Meta(min_length=1)]
+    repeats: int
+    max_tokens: int | None = None
+    project: str | None = None
+    owner: str | None = None
+    queue: str | None = None
+    launcher_options: list[str] = []
+
+
+class _Step(msgspec.Struct):
+    directory: str
+    status: str
+    seconds: float | None = None
+
+
+class _Proof(msgspec.Struct):
+    proven: list[str] = []
+    not_proven: list[str] = []
+
+
+class _Deployment(msgspec.Struct):
+    name: str
+    status: str
+    started: str
+    ready_s: float | None = None
+    compile_cache: str | None = None
+    loads: dict[str, _Step] = {}
+    proof: _Proof | None = None
+
+
+class _Comparison(msgspec.Struct):
+    json: str
+    pairs: Annotated[list[tuple[str, str]], msgspec.Meta(min_length=1)]
+
+
+class _Experiment(msgspec.Struct):
+    settings: _Settings
+    status: str
+    deployments: list[_Deployment]
+    comparisons: dict[str, _Comparison]
 
 
 @dataclass
@@ -162,13 +214,25 @@ def gather(directories: Sequence[Path]) -> Evidence:
                 "name as many of each"
             )
         loads.append(_read_load(users, compare(base, candidate, OPTIONS), Path()))
+    _check_alike(loads)
     return Evidence(Path(), None, loads, [])
+
+
+def _check_alike(loads: Sequence[Load]) -> None:
+    """Loads on one page answered the same prompts as often with one model. Raises UserError."""
+    first = loads[0].runs[0]
+    for run in (load.runs[0] for load in loads[1:]):
+        for what, path in (
+            ("model", "server.model.id"), ("inventory", "inventory.sha256"), ("number of repeats", "schedule.repeats"),
+        ):  # fmt: skip
+            if _value_at(first, path) != _value_at(run, path):
+                raise UserError(f"{first.name} and {run.name} differ in {what}; give each its own page")
 
 
 def _gather_experiment(folder: Path) -> Evidence:
     if not (folder / STATE).exists():
         raise UserError(f"{folder} holds neither {STATE} nor manifest.json; name an experiment or result directories")
-    experiment = _read_json(folder / STATE)
+    experiment = _read_experiment(folder / STATE)
     loads, missing = [], []
     for users in sorted(experiment["settings"]["concurrency"]):
         step = experiment["comparisons"].get(str(users))
@@ -176,12 +240,28 @@ def _gather_experiment(folder: Path) -> Evidence:
             missing.append(f"{users} user{'s' * (users != 1)}")
         else:
             loads.append(_read_load(users, _comparison(folder, step), folder))
+    if loads and not any(deployment["loads"] for deployment in experiment["deployments"]):
+        raise UserError(f"{folder / STATE} lists no deployment that was measured; it was edited: make it again")
     if not loads:
         raise UserError(
             f"{folder} has no comparison yet, its experiment is {experiment['status']}; "
             f"go on with: experiment.py --out {folder} --resume"
         )
     return Evidence(folder, experiment, loads, missing)
+
+
+def _read_experiment(path: Path) -> Json:
+    """experiment.json, as far as the page reads it; what is absent and may be is None or empty."""
+    document = _read_json(path)
+    if document.get("format") != STATE_FORMAT:
+        raise UserError(f"{path} has format {document.get('format')!r}, this version reads {STATE_FORMAT}")
+    try:
+        known = msgspec.convert(document, _Experiment)
+        for deployment in known.deployments:
+            _moment(deployment.started)
+    except ValueError as error:  # msgspec's too
+        raise UserError(f"{path} is not what experiment.py writes: {error}; it was edited: make it again") from None
+    return dict(msgspec.to_builtins(known))
 
 
 def _comparison(folder: Path, step: Json) -> Json:
@@ -533,15 +613,16 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Per setting its values, each with who has it: "all runs", a mode, or the runs by name."""
 
     def value_at(path: str) -> Callable[[Run], str]:
-        def of(run: Run) -> str:
-            value: Any = run.manifest
-            for key in path.split("."):
-                value = value.get(key, "not said") if isinstance(value, dict) else "not said"
-            return _said(value)
-
-        return of
+        return lambda run: _said(_value_at(run, path))
 
     return [(label, _who_has(runs, value_at(path))) for label, path in _SETTINGS]
+
+
+def _value_at(run: Run, path: str) -> Any:
+    value: Any = run.manifest
+    for key in path.split("."):
+        value = value.get(key, "not said") if isinstance(value, dict) else "not said"
+    return value
 
 
 def _who_has(runs: Sequence[Run], value_of: Callable[[Run], str]) -> list[tuple[str, str]]:
@@ -597,10 +678,14 @@ def commands(evidence: Evidence) -> list[str]:
         runs = [run for load in evidence.loads for run in load.runs]
         return [shlex.join(["python", *run.manifest["command"]]) for run in runs]
     given = evidence.experiment["settings"]
-    words = ["python", "experiment.py", "--target", given["target"], "--out", evidence.folder.name or "experiment"]
+    folder = evidence.folder.resolve().name
+    words = ["python", "experiment.py", "--target", given["target"], "--out", f"{folder}-again"]
     words += ["--order", given["order"], "--concurrency", ",".join(map(str, given["concurrency"]))]
-    words += ["--repeats", str(given["repeats"]), "--prompts", "prompts.jsonl"]
-    options = ["--", *given["launcher_options"]] if given.get("launcher_options") else []
+    words += ["--repeats", str(given["repeats"]), "--prompts", f"{folder}/prompts.jsonl"]
+    for option, name in (("--max-tokens", "max_tokens"), ("-p", "project"), ("--owner", "owner"), ("--queue", "queue")):
+        if given[name] is not None:
+            words += [option, str(given[name])]
+    options = ["--", *given["launcher_options"]] if given["launcher_options"] else []
     return [shlex.join([*words, *options])]
 
 
@@ -626,9 +711,9 @@ def limits(evidence: Evidence) -> list[str]:
     ]
     prompts = {primary_line(load.result)["prompts"]["reason"] for load in evidence.loads} - {None}
     found += [f"Prompts like these in general: {reason}." for reason in sorted(prompts)]
-    if len(first["base"]["directories"]) == 1:
+    if any(len(load.result["base"]["directories"]) == 1 for load in evidence.loads):
         found.append("What another deployment would give: there is one of each mode, and a redeploy alone moves times.")
-    if sum(line is not None for line in first["metrics"]["e2el"]["families"].values()) > 1:
+    if len(first["metrics"]["e2el"]["families"]) > 1:
         found.append("All families at once: each verdict beside the primary one errs 5% of the time on its own.")
     unproven = {
         sentence

@@ -349,14 +349,26 @@ def test_too_few_repeats_pass_only_where_deployments_are_the_repeats(here: Path)
 
 def test_too_few_of_several_repeats_do_not_pass(here: Path) -> None:
     def outputs(case: str, repeat: int) -> str:
-        return f"{case} {repeat % 2 if case.startswith('copy') else 0}"
+        return f"{case} {repeat % 2}"
 
     one_pair_of({"outputs": outputs}, outputs=outputs, repeats=2)
     result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
-    few = [case for case, word in verdicts(result).items() if word == "differs, too few repeats to tell"]
-    if result["equality"]["verdict"] == "within the baseline's own variation":
-        assert few
-    assert not any(result["equality"]["cases"][case]["passes"] for case in few)
+    assert result["equality"]["verdict"] == "within the baseline's own variation"
+    assert result["equality"]["counts"] == {"differs, too few repeats to tell": 9}
+    assert (result["exit_code"], result["verdict"]["verdict"]) == (1, "not comparable")
+
+
+@pytest.mark.parametrize(("repeats", "passes"), [(2, False), (10, True)])
+def test_accept_floor_is_advised_only_where_it_helps(
+    repeats: int, passes: bool, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outputs(case: str, repeat: int) -> str:
+        return f"{case} {repeat % 2}"
+
+    one_pair_of({"outputs": outputs}, outputs=outputs, repeats=repeats)
+    run("baseline-c1", "ngram-c1", code=1)
+    assert ("--accept-floor passes" in " ".join(capsys.readouterr().out.split())) == passes
+    run("baseline-c1", "ngram-c1", "--accept-floor", code=0 if passes else 1)
 
 
 def test_an_output_of_the_base_alone_is_not_shown_as_the_candidate_s(here: Path) -> None:

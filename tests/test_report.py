@@ -280,6 +280,88 @@ def test_an_experiment_without_its_comparisons_is_compared_again(tmp_path: Path)
     assert stored == again
 
 
+def test_loads_of_other_prompts_repeats_or_models_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other_model(manifest: dict[str, Any], *_: Any) -> None:
+        manifest["server"]["model"]["id"] = "other"
+
+    shapes: dict[str, dict[str, Any]] = {
+        "inventory": {"cases": [("x-1", "x"), ("x-2", "x")]}, "number of repeats": {"repeats": 3},
+        "model": {"edit": other_model},
+    }  # fmt: skip
+    for what, shape in shapes.items():
+        directories = []
+        for index, mode in enumerate(MODES):
+            directories += [
+                write_run(tmp_path / what / f"{mode}-c1", mode=mode, order=index),
+                write_run(tmp_path / what / f"{mode}-c4", mode=mode, order=index, concurrency=4, **shape),
+            ]
+        assert report.main([*map(str, directories), "--out", str(tmp_path / "p.html")]) == 2
+        said = capsys.readouterr().err
+        assert f"differ in {what}; give each its own page" in said and said.count("\n") == 1
+
+
+def test_one_pair_is_said_of_the_load_that_has_one(tmp_path: Path) -> None:
+    directories = [write_run(tmp_path / f"{mode}-c1", mode=mode, order=order) for order, mode in enumerate(MODES)]
+    for order, mode in enumerate(("baseline", "ngram", "ngram", "baseline")):
+        directories.append(write_run(tmp_path / f"{order}-c4", mode=mode, order=order, concurrency=4, seed=order))
+    out = tmp_path / "p.html"
+    assert report.main([*map(str, directories), "--out", str(out)]) == 0
+    text = out.read_text()
+    assert "1 or 2 deployments per mode" in text and text.count("One deployment per mode: redeploy") == 1
+
+
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "format": (lambda of: of.update(format=2), "has format 2, this version reads 1"),
+    "no settings": (lambda of: of.pop("settings"), "missing required field `settings`"),
+    "no target": (lambda of: of["settings"].pop("target"), "missing required field `target`"),
+    "text for loads": (lambda of: of["settings"].update(concurrency="1"), "Expected `array`, got `str`"),
+    "no deployments": (lambda of: of.update(deployments=[]), "lists no deployment that was measured"),
+    "text for seconds": (lambda of: of["deployments"][0].update(ready_s="x"), "Expected `float | null`, got `str`"),
+    "no time": (lambda of: of["deployments"][0].update(started="x"), "not what experiment.py writes"),
+    "no pairs": (lambda of: of["comparisons"]["1"].update(pairs=[]), "length >= 1"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_experiment_is_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1,), order="BN")
+    edit, words = EDITS[name]
+    document = json.loads((folder / "experiment.json").read_text())
+    edit(document)
+    (folder / "experiment.json").write_text(json.dumps(document))
+    assert report.main([str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.startswith("report.py: ") and said.count("\n") == 1
+
+
+def test_a_comparison_that_lacks_a_key_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1,), order="BN")
+    for key in ("metrics", "equality", "deployments"):
+        whole = json.loads((folder / "compare-c1.json").read_text())
+        (folder / "compare-c1.json").write_text(json.dumps({name: of for name, of in whole.items() if name != key}))
+        assert report.main([str(folder)]) == 2
+        assert f"lacks a key ('{key}')" in capsys.readouterr().err
+        (folder / "compare-c1.json").write_text(json.dumps(whole))
+
+
+def test_the_command_to_do_it_again_has_what_was_given(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1,), order="BN")
+    document = json.loads((folder / "experiment.json").read_text())
+    document["settings"] |= {
+        "target": "polyaxon", "project": "acme/p", "owner": "acme", "queue": "a/q", "max_tokens": 72,
+        "launcher_options": ["--model", "m"],
+    }  # fmt: skip
+    (folder / "experiment.json").write_text(json.dumps(document))
+    assert report.commands(report.gather([folder])) == [
+        "python experiment.py --target polyaxon --out x-again --order BN --concurrency 1 --repeats 6 "
+        "--prompts x/prompts.jsonl --max-tokens 72 -p acme/p --owner acme --queue a/q -- --model m"
+    ]
+
+
 def test_without_the_page_s_packages_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "vl_convert.py").write_text("raise ModuleNotFoundError('not here', name='vl_convert')")
     run = subprocess.run(
