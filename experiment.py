@@ -36,6 +36,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -47,13 +48,13 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import httpx
 import psutil
 
 from launch_vllm import REDACTED, redacted
-from specbench import UserError, printable
+from specbench import Parser, UserError, printable
 from specbench.inventory import read_inventory
 from specbench.polyaxon_run import PolyaxonTarget, Runs, params_in
 from specbench.results import json_bytes, now, read_manifest, read_summary, tool, write_atomically
@@ -63,6 +64,7 @@ HOST = "127.0.0.1"
 FORMAT = 1
 STATE = "experiment.json"
 PROMPTS = "prompts.jsonl"
+TARGETS = ("local", "vllm", "polyaxon")
 MODES = {"B": "baseline", "N": "ngram"}
 DEFAULTS = {"order": "BNNB", "concurrency": [1, 4, 8], "repeats": 10, "max_tokens": 128, "launcher_options": []}
 MARKER = "SPECBENCH_STARTED_AS"  # in the environment of everything started, so that orphans can be told from strangers
@@ -384,9 +386,9 @@ class Experiment:
 
     def run(self) -> None:
         """Everything that is not done yet. Raises UserError with the sentence that says why it cannot go on."""
-        self.document.update(status="running", stopped=None, ended=None)
-        self.save()
         try:
+            self.document.update(status="running", stopped=None, ended=None)
+            self.save()
             self.note_device()
             self.end_leftovers()
             for index in range(1, len(self.settings["order"]) + 1):
@@ -399,6 +401,7 @@ class Experiment:
             raise
         except KeyboardInterrupt:
             self.document.update(status="interrupted", stopped="interrupted by a signal")
+            self.end_all()  # the signal may have cut short the ending of a deployment; later ones are ignored
             raise
         finally:
             self.document["ended"] = now()
@@ -411,14 +414,20 @@ class Experiment:
 
     def end_leftovers(self) -> None:
         """End what an earlier call may have left running, prove it gone, settle what was in progress."""
+        self.end_all()
+        for deployment in self.deployments:
+            if deployment["proof"] is None:
+                if deployment["status"] in ("starting", "ready"):
+                    deployment["status"] = "interrupted"
+                self.prove(deployment)
+
+    def end_all(self) -> None:
+        """End whatever may still run of comparisons and of deployments not proven gone; twice does no harm."""
         for step in self.document["comparisons"].values():
             end_process(step["process"], grace_s=0)
         for deployment in self.deployments:
             if deployment["proof"] is None:
                 self.end(deployment)
-                if deployment["status"] in ("starting", "ready"):
-                    deployment["status"] = "interrupted"
-                self.prove(deployment)
 
     def fill(self, index: int) -> None:
         """Deploy until every load of one place in the order has its directory."""
@@ -662,17 +671,19 @@ def new_document(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = arguments.out
     if (folder / STATE).exists():
         raise UserError(f"--out {folder} holds an experiment: give --resume to go on with it, or another --out")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} is not an empty folder: give another --out")
     if arguments.target is None:
         raise UserError("--target is missing: local (embedded engine, no GPU), vllm (a GPU with vLLM) or polyaxon")
     arguments.prompts = arguments.prompts or ROOT / PROMPTS
     settings = {**DEFAULTS, **given_settings(arguments)}
+    prompts = arguments.prompts.read_bytes()
+    if folder.exists() and not (folder.is_dir() and is_unused(folder, prompts)):
+        raise UserError(f"--out {folder} is not an empty folder: give another --out")
     identity = uuid.uuid4().hex[:8]
     target_of(settings, arguments, identity).check()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(arguments.prompts, folder / PROMPTS)
+        if not (folder / PROMPTS).exists() or (folder / PROMPTS).read_bytes() != prompts:
+            (folder / PROMPTS).write_bytes(prompts)
     except OSError as error:
         raise UserError(f"--out {folder} cannot be written ({error.strerror}): give another --out") from None
     return {
@@ -682,17 +693,26 @@ def new_document(arguments: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def is_unused(folder: Path, prompts: bytes) -> bool:
+    """Whether `folder` holds nothing but what a call leaves that was killed before it first saved its state."""
+    if not {path.name for path in folder.iterdir()} <= {PROMPTS, f"{STATE}.part"}:
+        return False
+    return not (folder / PROMPTS).exists() or prompts.startswith((folder / PROMPTS).read_bytes())
+
+
 def old_document(arguments: argparse.Namespace) -> dict[str, Any]:
     """The state of an experiment to go on with; UserError when there is none or its settings are others."""
     path = arguments.out / STATE
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"--out {arguments.out} holds no {STATE}, so there is nothing to --resume") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): begin again with another --out") from None
-    if document.get("format") != FORMAT:
-        raise UserError(f"{path} has format {document.get('format')!r}, this version reads {FORMAT}")
+    if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
+        raise UserError(f"{path} has format {document['format']!r}, this version reads {FORMAT}")
+    if not is_state(document):
+        raise UserError(f"{path} is not a state that experiment.py wrote (edited by hand?): begin another --out")
     settings = document["settings"]
     changed = [
         f"{name} was {settings.get(name)}, now {value}"
@@ -708,7 +728,37 @@ def old_document(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
+def is_state(document: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a file's content has the parts that every experiment's state has."""
+    parts = {"format": int, "id": str, "settings": dict, "device": dict, "deployments": list, "comparisons": dict}
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), kind) for name, kind in parts.items()):
+        return False
+    settings, deployments = document["settings"], document["deployments"]
+    if settings.get("target") not in TARGETS or not {*DEFAULTS, "prompts_sha256"} <= settings.keys():
+        return False
+    needed = {"index", "name", "mode", "status", "process", "loads", "proof", "url", "log", "gpu_memory_mib"}
+    return all(isinstance(one, dict) and needed <= one.keys() for one in deployments)
+
+
+def check_for_target(arguments: argparse.Namespace, target: str) -> None:
+    """Raise UserError for an option out of its range, or one that means nothing to this target."""
+    port, patience = arguments.port, arguments.startup_timeout
+    if port is not None and not 1 <= port <= 65535:
+        raise UserError(f"--port {port} must be from 1 to 65535")
+    if not (math.isfinite(patience) and patience > 0):
+        raise UserError(f"--startup-timeout {patience:g} must be a number of seconds above 0")
+    polyaxon = {
+        "--project": arguments.project, "--owner": arguments.owner, "--queue": arguments.queue,
+        "--approve": arguments.approve, "--insecure-http": arguments.insecure_http,
+    }  # fmt: skip
+    if target == "polyaxon" and port is not None:
+        raise UserError("--port is for --target local and vllm: Polyaxon gives a service its address; leave it out")
+    if target != "polyaxon" and (given := [option for option, value in polyaxon.items() if value]):
+        raise UserError(f"{', '.join(given)} is for --target polyaxon: leave it out with --target {target}")
+
+
 def target_of(settings: dict[str, Any], arguments: argparse.Namespace, identity: str) -> Target:
+    check_for_target(arguments, settings["target"])
     if settings["target"] == "polyaxon":
         return polyaxon_target(settings, arguments, identity)
     kind = {"local": ProcessTarget, "vllm": VllmTarget}[settings["target"]]
@@ -719,9 +769,10 @@ def target_of(settings: dict[str, Any], arguments: argparse.Namespace, identity:
 def polyaxon_target(settings: dict[str, Any], arguments: argparse.Namespace, identity: str) -> Target:
     if "project" not in settings:
         raise UserError("--target polyaxon needs -p PROJECT, or OWNER/PROJECT")
+    options = arguments.launcher_options or settings["launcher_options"]  # the stored ones are redacted
     runs = Runs(settings["project"], settings.get("owner"), insecure_http=arguments.insecure_http)
     return PolyaxonTarget(
-        runs, ROOT / "service.yaml", identity, params=params_in(settings["launcher_options"]),
+        runs, ROOT / "service.yaml", identity, params=params_in(options),
         queue=settings.get("queue"), approve=arguments.approve, startup_s=arguments.startup_timeout,
     )  # fmt: skip
 
@@ -787,7 +838,7 @@ def make_page(folder: Path) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="experiment.py",
         description="Baseline against ngram: deploy, bench at each load, stop, prove the device free; then compare.",
         epilog="Exit codes: 0 complete, whatever the comparison found; 2 it cannot go on; 130 interrupted. "
@@ -795,14 +846,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     targets = "embedded engine, launch_vllm.py on this machine's GPU, or service.yaml on a cluster"
-    add("--target", choices=("local", "vllm", "polyaxon"), help=targets)
+    add("--target", choices=TARGETS, help=targets)
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; with --resume, the experiment's")
     add("--order", help="deployments: B baseline, N ngram, pairs that alternate (default: BNNB)")
     add("--concurrency", metavar="N,N,…", help="users at a time, one result directory each (default: 1,4,8)")
     add("--repeats", type=int, help="of the whole inventory in each directory (default: 10)")
     add("--max-tokens", type=int, metavar="N", help="for cases without their own (default: 128)")
     add("--prompts", type=Path, metavar="FILE", help="inventory (default: prompts.jsonl)")
-    add("--resume", action="store_true", help="go on with the experiment in --out; needs no other option")
+    resume = (
+        "go on with the experiment in --out, with its settings; not stored, so give them again: --approve, "
+        "--insecure-http, --port, --startup-timeout, and options after -- that hold a secret"
+    )
+    add("--resume", action="store_true", help=resume)
     add("--port", type=int, help="where servers listen on 127.0.0.1 (default: a free one)")
     add("--startup-timeout", type=float, default=1800, metavar="S", help="from start to healthy (default: %(default)g)")
     add("-p", "--project", help="polyaxon: where the runs are made, PROJECT or OWNER/PROJECT")
@@ -822,6 +877,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
+    experiment: Experiment | None = None
     try:
         document = old_document(arguments) if arguments.resume else new_document(arguments)
         with held(arguments.out):
@@ -837,6 +893,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         sentence = f"interrupted, and all that it started is ended; go on with --out {arguments.out} --resume"
+        if experiment is None:
+            sentence = "interrupted before anything was started: give the same command again"
         print(f"experiment.py: {sentence}", file=sys.stderr)
         return 130
     return 0

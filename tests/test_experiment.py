@@ -1,5 +1,6 @@
 """experiment.py: whole experiments over real processes and sockets, killed and resumed; its rules one by one."""
 
+import argparse
 import json
 import os
 import random
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ def vllm(
     ]  # fmt: skip
 
 
+def parsed(*arguments: object) -> argparse.Namespace:
+    return experiment.parse([*map(str, arguments)])
+
+
 def assert_complete(out: Path, loads: tuple[int, ...]) -> None:
     """Every place in the order has a whole directory per load, and compare.py took them as pairs."""
     document = state(out)
@@ -167,6 +172,16 @@ def test_any_other_order_is_refused(order: str, why: str) -> None:
         (["--target", "local", "--", "--model", "m"], "no options after --"),
         (["--target", "vllm"], "no GPU"),
         (["--resume"], "nothing to --resume"),
+        (["--target", "local", "--port", "99999"], "--port 99999 must be from 1 to 65535"),
+        (["--target", "local", "--port", "0"], "--port 0 must be from 1 to 65535"),
+        (["--target", "local", "--startup-timeout", "0"], "--startup-timeout 0 must be"),
+        (["--target", "local", "--startup-timeout", "inf"], "--startup-timeout inf must be"),
+        (["--target", "local", "--startup-timeout", "nan"], "--startup-timeout nan must be"),
+        (["--target", "local", "-p", "demo"], "--project is for --target polyaxon"),
+        (["--target", "vllm", "--owner", "me", "--queue", "q"], "--owner, --queue is for --target polyaxon"),
+        (["--target", "local", "--approve"], "--approve is for --target polyaxon"),
+        (["--target", "vllm", "--insecure-http"], "--insecure-http is for --target polyaxon"),
+        (["--target", "polyaxon", "-p", "demo", "--port", "8000"], "--port is for --target local and vllm"),
     ],
 )
 @pytest.mark.usefixtures("no_gpu")
@@ -202,6 +217,62 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path, capsys
     assert experiment.main(["--target", "local", "--out", str(tmp_path)]) == 2
     assert "not an empty folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("arguments", [["--target", "moon"], ["--repeats", "x"], ["--no-such"]])
+def test_a_bad_command_line_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        experiment.main(["--out", str(tmp_path / "out"), *arguments])
+    error = capsys.readouterr().err
+    assert error.startswith("experiment.py: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("cut", [0, 10, None])
+def test_what_a_kill_before_the_first_save_left_can_be_used_again(tmp_path: Path, prompts: Path, cut: int) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "prompts.jsonl").write_bytes(prompts.read_bytes()[:cut])
+    (out / "experiment.json.part").write_text("{")
+    document = experiment.new_document(parsed("--target", "local", "--out", out, "--prompts", prompts))
+    assert document["settings"]["target"] == "local"
+    assert (out / "prompts.jsonl").read_bytes() == prompts.read_bytes()
+
+
+def test_other_prompts_in_the_folder_are_left_alone(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "prompts.jsonl").write_text("mine")
+    with pytest.raises(UserError, match="not an empty folder"):
+        experiment.new_document(parsed("--target", "local", "--out", out, "--prompts", prompts))
+    assert (out / "prompts.jsonl").read_text() == "mine"
+
+
+SETTINGS = {**experiment.DEFAULTS, "target": "local", "prompts_sha256": ""}
+PARTS = {"format": 1, "id": "1", "settings": SETTINGS, "device": {}, "deployments": [], "comparisons": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {}, {"format": 1}, "text", {**PARTS, "settings": {}}, {**PARTS, "deployments": [{}]}],
+)
+def test_a_state_edited_by_hand_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: object
+) -> None:
+    (tmp_path / "experiment.json").write_text(json.dumps(content))
+    assert experiment.main(["--out", str(tmp_path), "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "is not a state that experiment.py wrote" in error and error.count("\n") == 1
+
+
+def test_polyaxon_gets_the_params_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "Runs", lambda *_, **__: None)
+    arguments = parsed("--target", "polyaxon", "--out", tmp_path, "-p", "me/demo", "--", "-P", "hub_token=s3cret")
+    settings = experiment.DEFAULTS | experiment.given_settings(arguments)
+    assert "s3cret" not in json.dumps(settings)
+    target = experiment.target_of(settings, arguments, "1")
+    assert isinstance(target, experiment.PolyaxonTarget) and target.params == {"hub_token": "s3cret"}
 
 
 def test_a_second_experiment_on_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -418,11 +489,53 @@ def test_an_interrupt_ends_everything_and_can_be_resumed(tmp_path: Path, prompts
     assert state(out)["comparisons"]["2"]["pairs"] == [["01-baseline-2-c2", "02-ngram-c2"]]
 
 
+class Interrupted(experiment.ProcessTarget):
+    """A target whose first stop a signal cuts short."""
+
+    stops = 0
+
+    def start(self, deployment: dict[str, Any], save: Callable[[], None]) -> None:
+        script = ["/bin/sh", "-c", "trap '' TERM; touch ready; sleep 60; sleep 60"]
+        self.child = experiment.start_process(script, deployment, save, cwd=self.folder)
+
+    def wait_ready(self, deployment: dict[str, Any]) -> str:
+        assert experiment.wait_until((self.folder / "ready").exists, 10)
+        raise UserError("not healthy")
+
+    def stop(self, deployment: dict[str, Any]) -> None:
+        self.stops += 1
+        if self.stops == 1:
+            raise KeyboardInterrupt
+        experiment.end_process(deployment["process"], 0.1)
+
+
+def test_a_signal_while_a_server_is_ended_does_not_leave_it_running(tmp_path: Path, prompts: Path) -> None:
+    document = experiment.new_document(parsed("--target", "local", "--out", tmp_path / "out", "--prompts", prompts))
+    target = Interrupted(tmp_path, [], None, 10)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.Experiment(tmp_path / "out", document, target).run()
+    (deployment,) = document["deployments"]
+    assert target.stops == 2 and experiment.living(deployment["process"]) == []
+    assert state(tmp_path / "out")["status"] == "interrupted"
+
+
+def test_a_signal_before_anything_was_started(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment.ProcessTarget, "check", check)
+    assert experiment.main(["--target", "local", "--out", str(tmp_path / "out"), "--prompts", str(prompts)]) == 130
+    error = capsys.readouterr().err
+    assert "before anything was started" in error and "--resume" not in error and not (tmp_path / "out").exists()
+
+
 def test_secrets_in_options_are_not_stored(tmp_path: Path, prompts: Path, gpu: Path) -> None:
     out = tmp_path / "out"
     given = vllm(prompts, out, fake=f"--fail-at-start --once {tmp_path / 'failed'}")
     with_secret = [*given, "--revision", "main"]
-    with_secret[with_secret.index("--vllm") + 1] = f"env HF_TOKEN=hf_secret {given[given.index('--vllm') + 1]}"
+    with_secret[with_secret.index("--vllm") + 1] = f"env A=1 HF_TOKEN=hf_secret {given[given.index('--vllm') + 1]}"
     assert run(tmp_path, *with_secret).returncode == 2
     assert "hf_secret" not in (out / "experiment.json").read_text()
     answer = run(tmp_path, "--out", out, "--resume")
