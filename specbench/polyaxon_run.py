@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from specbench import UserError, printable
+from specbench.transport import tls_context
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -492,7 +493,7 @@ def instead_of_health(url: str, token: str | None) -> str | None:
 
     headers = {"Authorization": f"Token {token}"} if token else {}
     try:
-        status = httpx.get(f"{url.rstrip('/')}/health", headers=headers, timeout=10.0).status_code
+        status = httpx.get(f"{url.rstrip('/')}/health", headers=headers, timeout=10.0, verify=tls_context()).status_code
     except httpx.HTTPError as error:
         return type(error).__name__
     return None if status == 200 else f"HTTP {status}"

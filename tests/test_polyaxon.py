@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from specbench.polyaxon_run import (
     address_in,
     contradiction,
     find_service,
+    instead_of_health,
     pods_command,
 )
 
@@ -62,6 +64,18 @@ def polyaxon(deployment_of_polyaxon: Cluster, monkeypatch: pytest.MonkeyPatch, t
     yield running
     running.gateway.api_status = running.gateway.token = running.agent.fail = None
     running.gateway.drop_uploads = running.agent.idle = False
+
+
+def test_health_is_verified_with_the_certificates_that_bench_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def get(_: str, **options: Any) -> httpx.Response:
+        asked.update(options)
+        return httpx.Response(200)
+
+    monkeypatch.setattr(httpx, "get", get)
+    assert instead_of_health("https://polyaxon/services/", None) is None
+    assert isinstance(asked["verify"], ssl.SSLContext)  # True would mean certifi's
 
 
 class Said(list[str]):
