@@ -57,6 +57,7 @@ def test_the_records_differ_in_the_mode_alone(embedded_engine: Callable[[str], s
     assert {key for key in baseline if baseline[key] != ngram[key]} == {"argv", "boot_id", "speculative_config"}
     assert baseline["speculative_config"] is None
     assert ngram["speculative_config"]["num_speculative_tokens"] == launch_local.DRAFT_TOKENS
+    assert baseline["num_speculative_tokens"] == launch_local.DRAFT_TOKENS
 
 
 def test_it_serves_no_other_file_and_no_other_interface(embedded_engine: Callable[[str], str]) -> None:
@@ -106,6 +107,14 @@ def test_a_busy_port_is_one_sentence() -> None:
     assert answer.returncode == 2 and answer.stdout == ""
     assert answer.stderr.startswith(f"launch_local.py: --port {port} of 127.0.0.1 cannot be listened on (")
     assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--mode", "eagle"], ["--mode", "ngram", "--port", "x"]])
+def test_a_bad_command_line_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        launch_local.main(arguments)
+    error = capsys.readouterr().err
+    assert error.startswith("launch_local.py: ") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("port", [0, 65536])
