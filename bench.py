@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse_args(argv)
+    bench = None
     try:
         inventory = read_inventory(args.prompts)
         target = find_target(args)
@@ -43,12 +44,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return run_event_loop(bench.run)
         finally:
-            directory.close()
-            if not bench.measuring:
+            if bench.measuring:
+                directory.close()
+            else:
                 directory.discard()
     except UserError as error:
         say(f"bench.py: {error}")
         return 2
+    except OSError as error:  # a full disk, most likely
+        measured = bench is not None and bench.measuring
+        kept = "what was measured so far is kept" if measured else "nothing was measured"
+        say(f"bench.py: cannot write the results to {args.out}: {error.strerror or error}; {kept}")
+        return 1 if measured else 2
     except asyncio.CancelledError:
         say("bench.py: interrupted before anything was measured")
         return 130
@@ -93,7 +100,7 @@ def _whole(least: int) -> Callable[[str], int]:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value:  # nan neither
+    if not value > 0:  # nan neither
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 s")
     if value > LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is more than {LONGEST_S:.0f} s")
@@ -117,10 +124,10 @@ def find_target(args: argparse.Namespace) -> Target:
     """The URL and token of the server: given, or looked up from --service-run."""
     token = os.environ.get("POLYAXON_TOKEN") or os.environ.get("POLYAXON_AUTH_TOKEN")
     run, warnings = None, []
+    if args.url:
+        service.check_url(args.url, service_run=args.service_run, token=token, insecure_http=args.insecure_http)
     on_polyaxon = args.project or (args.url and polyaxon_run.address_in(args.url)) or not args.url
     if args.service_run and on_polyaxon:
-        if args.url:
-            service.check_url(args.url, service_run=args.service_run, token=token, insecure_http=args.insecure_http)
         try:
             run = polyaxon_run.find_service(
                 args.service_run, args.project, url=args.url, insecure_http=args.insecure_http
@@ -181,7 +188,10 @@ class Bench:
         transport, warning = transport_for(target.url)
         self.warnings += [warning] if warning else []
         token = {"Authorization": f"Token {target.token}"} if target.token else {}
-        async with httpx.AsyncClient(base_url=target.url, headers=token, timeout=30.0, verify=tls_context()) as client:
+        proxied = bool(transport.proxies)  # else proxy variables meant for others could break the client
+        async with httpx.AsyncClient(
+            base_url=target.url, headers=token, timeout=30.0, verify=tls_context(), trust_env=proxied
+        ) as client:
             say(f"waiting for {self.manifest['url']}")
             await self.wait_until_ready(client)
             server = await service.identify(client, args.model)
@@ -213,7 +223,7 @@ class Bench:
     async def prepare(self, session: Session) -> str:
         """Refuse a server that is not the one meant, warm it up, verify its mode; returns the scrape to count from."""
         run, server, cases = self.target.run, session.server, self.inventory.cases
-        service.check_record(server, self.args.mode)
+        service.check_record(server, self.args.mode, self.args.service_run)
         if run and (problem := polyaxon_run.contradiction(run, self.args.mode, server.record)):
             raise UserError(problem)
         tokens = await service.count_prompt_tokens(session.client, cases, session.settings.body())
@@ -298,7 +308,7 @@ class Bench:
         """The scrape after the run. Empty when the server is gone or the run interrupted: what was measured stays."""
         text = ""
         if load is not None:
-            with suppress(UserError):
+            with suppress(UserError, asyncio.CancelledError):  # everything is measured: a signal ends the wait alone
                 text = await service.scrape_when_settled(session.client, before, load.done - load.failures)
         self.out.write_text(results.METRICS_AFTER, text)
         return text
@@ -307,7 +317,9 @@ class Bench:
         """Write manifest and summary, say how it went, return the exit code."""
         stopped = load.stopped if load else None
         self.write_manifest("interrupted" if load is None else "aborted" if stopped else "complete", stopped)
-        server = service.deltas(before, after, load.done if load else 0)
+        # The server may have finished what was in flight when the run was stopped.
+        own = load.done + (self.args.concurrency if stopped else 0) if load else 0
+        server = service.deltas(before, after, own)
         warnings = [*self.warnings, *(load.warnings() if load else []), *service.warnings(server)]
         client = load.client if load else {}
         summary = results.summarize(self.out.path, self.manifest, server=server, client=client, warnings=warnings)

@@ -38,7 +38,7 @@ LEAST_FAILURES_TO_STOP = 5
 LAG_INTERVAL_S = 0.02
 PROGRESS_INTERVAL_S = 0.25
 QUIET_S = 0.002
-# Warn above these: the comparison's own gates are the same.
+# Warn above these. The comparison has limits of its own (specbench/pairing.py).
 BUSY_SHARE, LATE_MS = 0.5, 2.0
 
 Phase = Literal["warmup", "measured"]
@@ -171,6 +171,7 @@ class _Load:
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.Task[None] | None = None
         self._stopped: str | None = None
+        self._over = False
         self._failures_in_a_row = 0
         self._done = self._failures = self._tokens = 0
         self._started_ns = self._ended_ns = 0
@@ -187,6 +188,7 @@ class _Load:
             try:
                 await self._wait_for_users()
             finally:
+                self._over = True
                 self._ended_ns = perf_counter_ns()
                 client = self._health.result()
                 for task in (ticker, *self._tasks):
@@ -214,6 +216,8 @@ class _Load:
                 self._health.wire_delays_ns.append(exchange.arrival.sent_ns - picked_ns)
             self._count_failures(exchange)
             self._decoding.add(lambda item=item, exchange=exchange: self._emit(number, item, exchange))  # type: ignore[misc]
+            if self._over:  # a request that had ended outlives the cancellation (Connection.exchange)
+                return
 
     async def _turn(self) -> None:
         """Wait for a turn of the loop of one's own: users that start in one turn would hold each other up."""
@@ -256,7 +260,7 @@ class _Load:
 
     def _stop(self, sentence: str) -> None:
         if self._stopped is None:
-            self._stopped = self._writer.problem() or sentence
+            self._stopped, self._over = self._writer.problem() or sentence, True
             for task in self._tasks:
                 task.cancel()
 

@@ -16,11 +16,11 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -29,6 +29,7 @@ from specbench import UserError, __version__
 FORMAT = 1
 REQUESTS, SUMMARY, MANIFEST = "requests.jsonl", "summary.json", "manifest.json"
 METRICS_BEFORE, METRICS_AFTER = "metrics-before.txt", "metrics-after.txt"
+_PARTIAL = ".part"
 # Fewest samples that hold one observation beyond the percentile.
 PERCENTILES = {50: 1, 90: 10, 95: 20, 99: 100}
 _PACKAGES = ("httpx", "httptools", "msgspec", "numpy", "uvloop", "polyaxon")
@@ -75,8 +76,8 @@ class ResultDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_new = not path.exists()
         try:
+            self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise UserError(f"{path} is not empty; name a fresh directory with --out")
@@ -107,10 +108,12 @@ class ResultDirectory:
     def discard(self) -> None:
         """Leave the place as it was found: nothing in it was measured."""
         self._requests.close()
-        for file in self.path.iterdir():
-            file.unlink()
-        if self._is_new:
-            self.path.rmdir()
+        for name in (REQUESTS, METRICS_BEFORE, METRICS_AFTER, MANIFEST, SUMMARY):
+            for file in (self.path / name, self.path / (name + _PARTIAL)):
+                file.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else has put something there
+            for folder in self._created:
+                folder.rmdir()
 
     def close(self) -> None:
         """Put everything appended on disk."""
@@ -126,12 +129,16 @@ def json_bytes(value: Any) -> bytes:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` so that a reader, or a crash, meets the old file or the new one, never a part."""
-    partial = path.with_name(path.name + ".part")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial = path.with_name(path.name + _PARTIAL)
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 # ---- reading
@@ -349,7 +356,8 @@ class Throughput:
     """tokens/s while every user is busy: from the measured start until the first user finds the schedule empty.
 
     After that moment users fall idle one by one, and tokens/s would tell how the schedule ended. Requests in flight
-    then count with the share of their decode interval that lies inside the window.
+    then count with the share of their decode interval that lies inside the window. A request that failed has no known
+    end and counts as its start: where a user's last request failed, the window ends no later than that start.
     """
 
     def __init__(self) -> None:
@@ -407,8 +415,9 @@ def command_line(argv: Sequence[str]) -> list[str]:
 
 def public_url(url: str) -> str:
     """`url` without userinfo, query and fragment."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    scheme, separator, rest = re.split("[?#]", url, maxsplit=1)[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def client_record(event_loop: str, location: str | None) -> dict[str, Any]:

@@ -33,15 +33,23 @@ _RUN_IN_PATH = re.compile(r"/runs/([^/]+)(?:/|$)")
 def check_url(url: str | None, *, service_run: str | None, token: str | None, insecure_http: bool) -> str:
     """`url` without a final slash, once it is one that may be measured.
 
-    Raises UserError for no URL, no scheme, another run's URL, and a token that would travel in the clear.
+    Raises UserError for no URL, one that cannot be used, another run's URL, a token that cannot be a header's value,
+    and one that would travel in the clear. Neither the token nor a user name and password is shown.
     """
     if not url:
         raise UserError("no service to measure: set SERVICE_URL or give --url")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if "@" in url or "?" in url or "#" in url:
+        raise UserError(
+            "the service URL may hold no user name, password, query or fragment; give scheme, host and path alone"
+        )
+    try:
+        parts, host = urlsplit(url), httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL):  # brackets or a port that are none
+        parts, host = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not host or not parts.hostname:
         raise UserError(f"{url!r} is not a URL with http:// or https:// and a host; check SERVICE_URL or --url")
-    if parts.username or parts.query or parts.fragment:
-        raise UserError("the service URL may hold no user name, query or fragment; give scheme, host and path alone")
+    if token and not re.fullmatch("[!-~]+", token):
+        raise UserError("the token holds a blank, a line break or a letter beyond ASCII: set POLYAXON_TOKEN again")
     named = _RUN_IN_PATH.search(parts.path)
     if named and service_run and _uuid(named[1]) != _uuid(service_run):
         raise UserError(
@@ -212,14 +220,16 @@ async def _json_or_none(client: httpx.AsyncClient, path: str) -> dict[str, Any] 
 # ---- mode, and what the server says against it
 
 
-def check_record(server: Server, mode: str | None) -> None:
-    """Hold the server record against /version, /v1/models and --mode.
+def check_record(server: Server, mode: str | None, service_run: str | None = None) -> None:
+    """Hold the server record against /version, /v1/models, --mode and --service-run.
 
     Raises UserError showing both values of a contradiction.
     """
     if server.record is None:
         return
+    recorded_run = server.record.get("service_run")
     recorded = [
+        ("--service-run", _uuid(service_run or "") or None, "service_run", _uuid(str(recorded_run or "")) or None),
         ("--mode", mode, "mode", server.record.get("mode")),
         ("/version", _public(server.version), "version", _public(server.record.get("version"))),
         ("/v1/models", server.model["id"], "served_model_name", server.record.get("served_model_name")),
@@ -381,7 +391,7 @@ def deltas(before: Metrics, after: Metrics, own_requests: int) -> dict[str, Any]
 
     Args:
         before, after: the scrapes.
-        own_requests: requests that this client finished between them.
+        own_requests: the most requests of this client that the server can have finished between them.
     """
     restarted = _restarted(before, after)
     empty = Metrics("")

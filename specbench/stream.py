@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any
 
 import httpx
 import msgspec
@@ -26,10 +26,6 @@ from specbench.transport import Arrival, ProxyTransport, StreamTransport, TotalT
 
 CONNECT_TIMEOUT_S = 10.0
 MESSAGE_LIMIT = 500
-OUTCOMES: Final = (
-    "ok", "http_error", "stream_error", "truncated", "disconnected", "inactive", "timeout", "malformed",
-    "connect_error",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +111,8 @@ class Exchange:
     @property
     def is_server_failure(self) -> bool:
         """True for a 5xx, or a connection that could not be made or broke: what a dead server looks like."""
-        return self.arrival.status >= 500 or isinstance(self.error, httpx.NetworkError | httpx.ConnectTimeout)
+        lost = httpx.NetworkError | httpx.ConnectTimeout | httpx.ProxyError
+        return self.arrival.status >= 500 or isinstance(self.error, lost)
 
 
 async def send(transport: StreamTransport | ProxyTransport, settings: RequestSettings, case: Case) -> Exchange:
@@ -286,7 +283,7 @@ def _read_events(exchange: Exchange, sample: Sample) -> _Problem | None:
             break
         try:
             event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             malformed = malformed or ("malformed", f"{type(error).__name__}: {error} in the event {_excerpt(data)}")
             continue
         if event.object == "error" or event.error is not None:
@@ -392,7 +389,7 @@ def _message(body: bytes) -> str:
     """The server's own words in a JSON error body, else the body itself; cut at MESSAGE_LIMIT, never blank."""
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _excerpt(body)
     error = value.get("error", value) if isinstance(value, dict) else value
     message = error.get("message") if isinstance(error, dict) else error

@@ -107,11 +107,6 @@ class Turns:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 
-    def drain(self) -> None:
-        """Run everything that waits, now."""
-        while self._waiting:
-            self._waiting.popleft()()
-
     def _run(self) -> None:
         callback = self._waiting.popleft() if self._waiting else None
         if self._waiting:
@@ -153,8 +148,11 @@ class Connection(asyncio.BufferedProtocol):
             arrival: filled as the answer arrives.
             limits: `read` (s without a byte) and `total` (s), each None or absent for no limit.
 
-        Raises an httpx.TransportError when it fails; a cancelled call closes the connection.
+        Raises an httpx.TransportError when it fails. A cancelled call closes the connection, unless the answer has
+        ended and only its turn had not come: it then returns as if not cancelled, so that no finished request is lost.
         """
+        if self.closed or self._transport.is_closing():  # since open() returned it
+            raise httpx.ReadError("the server closed the connection before any answer")
         self._arrival, self._error, self.used = arrival, None, True
         self._parser = httptools.HttpResponseParser(self)
         self._done = self._loop.create_future()
@@ -165,9 +163,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             await self._done
         except asyncio.CancelledError:
-            self._arrival = None
-            self.close()
-            raise
+            if not arrival.end_ns:
+                self._arrival = None
+                self.close()
+                raise
         finally:
             if self._timer:
                 self._timer.cancel()
@@ -377,12 +376,12 @@ class StreamTransport(httpx.AsyncBaseTransport):
             if connection.is_stale():
                 if connection.used and (connection.closed_ns or now) - connection.idle_since < IDLE_LIMIT_NS:
                     origin.keeps = False
-            elif age <= IDLE_LIMIT_NS:
+            else:
                 if connection.used and origin.keeps is None and age >= PROBATION_NS:
-                    origin.keeps = True
-                if origin.keeps or not connection.used:
+                    origin.keeps = True  # even where it is too old by now to be used itself
+                if age <= IDLE_LIMIT_NS and (origin.keeps or not connection.used):
                     return connection
-                if origin.keeps is None:
+                if origin.keeps is None and connection.used:
                     origin.idle.append(connection)  # on probation: leave it and see
                     return None
             connection.close()

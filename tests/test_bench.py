@@ -1,5 +1,6 @@
 """bench.py as a command: against a stand-in that replays recorded vLLM streams over a real socket."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from specbench.results import REQUESTS, read_manifest, read_requests, read_summary
+from bench import main as bench_main
+from specbench import results
+from specbench.results import MANIFEST, REQUESTS, SUMMARY, read_manifest, read_requests, read_summary
 from tests.standin import StandIn, record
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +100,15 @@ def test_what_is_sent_is_what_the_manifest_says_and_nothing_that_stops_drafting(
         (["--repeats", "x"], {}, "invalid whole number value"),
         (["--timeout", "-1"], {}, "not a time above 0 s"),
         (["--mode", "eagle"], {}, "invalid choice"),
+        (["--no-such-option"], {}, "unrecognized arguments"),
+        (["--timeout", "1e300"], {}, "more than 1000000 s"),
+        (["--url", "http://[::1"], {}, "is not a URL"),
+        (["--url", "http://127.0.0.1:abc"], {}, "is not a URL"),
+        (["--url", "http://:t0ps3cret@host"], {}, "user name"),
+        (["--url", "ftp://me:t0ps3cret@host"], {}, "user name"),
+        (["--url", "http://me:t0ps3cret@[::1"], {}, "user name"),
+        (["--url", "http://localhost:1"], {"POLYAXON_TOKEN": "t0ps3cret\nx: y"}, "the token holds"),
+        (["--url", "http://localhost:1", "--service-run", UUID, "-p", "p"], {"POLYAXON_TOKEN": "é"}, "the token holds"),
     ],
 )
 def test_bad_input_is_one_sentence_and_creates_nothing(
@@ -104,6 +116,7 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
 ) -> None:
     done = bench(tmp_path / "out", *arguments, **variables)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "usage:" not in done.stderr and len(done.stderr.splitlines()) <= 2, done.stderr  # maybe one "waiting for"
     assert not (tmp_path / "out").exists() and "t0ps3cret" not in done.stderr
 
 
@@ -118,6 +131,7 @@ def set_attributes(server: StandIn, changes: Mapping[str, Any]) -> None:
     [
         ("baseline", {}, ["--model", "qwen"], "does not serve --model qwen; it serves m"),
         ("baseline", {"token": "right"}, [], "HTTP 401: set POLYAXON_TOKEN"),
+        ("baseline", {"record": record("baseline", service_run="c0f")}, ["--service-run", UUID], "service_run c0f"),
         ("ngram", {"record": record("ngram")}, ["--mode", "baseline"], "--mode says baseline and the server's own"),
         ("baseline", {}, ["--mode", "ngram"], "drafted nothing"),
         ("ngram", {"record": record("baseline")}, [], "it speculates"),
@@ -165,6 +179,17 @@ def test_a_dead_server_ends_the_run_early_and_keeps_what_was_measured(tmp_path: 
         done.returncode == 1 and manifest["status"] == "aborted" and "5 requests in a row failed" in manifest["stopped"]
     )
     assert summary["requests"]["outcomes"] == {"http_error": 5, "ok": 4} and "stopped early" in done.stdout
+
+
+def test_what_was_in_flight_when_a_run_stopped_is_nobody_elses(tmp_path: Path) -> None:
+    def fault(number: int) -> str | None:
+        server.foreign = 1 if number >= 16 else 0  # as if the server had finished one more after the stop
+        return "500" if number >= 16 else None
+
+    with StandIn(record=record("baseline"), fault=fault) as server:
+        done = bench(tmp_path / "out", "--url", server.url, "--repeats", "5")
+    assert read_summary(tmp_path / "out")["server"]["foreign_requests"] == 0
+    assert "stopped early" in done.stdout and "someone else" not in done.stdout
 
 
 def test_a_restarted_server_ends_the_run(tmp_path: Path) -> None:
@@ -240,3 +265,59 @@ def test_each_row_is_on_disk_as_it_completes(tmp_path: Path) -> None:
         assert len((out / REQUESTS).read_bytes().splitlines()) >= 12 + 2
         process.kill()
         process.wait(20)
+
+
+def test_a_signal_after_the_last_request_ends_the_wait_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StandIn(record=record("baseline")) as server:
+
+        def miscount(number: int) -> None:
+            server.foreign = -1 if number >= 13 else 0  # the server never counts the last request: bench.py waits
+
+        server.fault = miscount
+        process = subprocess.Popen(command(out, "--url", server.url), env=environment(), stderr=subprocess.DEVNULL)
+        lines: list[bytes] = []
+        while len(lines) < 12 + 9:
+            time.sleep(0.01)
+            lines = (out / REQUESTS).read_bytes().splitlines() if (out / REQUESTS).exists() else []
+        scrapes = [path for path, _, _ in server.seen].count("/metrics")
+        while [path for path, _, _ in server.seen].count("/metrics") <= scrapes:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert read_manifest(out)["status"] == "complete" == read_summary(out)["status"]
+    assert (out / "metrics-after.txt").read_text() == ""
+
+
+def test_proxy_variables_that_are_not_used_break_nothing(tmp_path: Path) -> None:
+    with StandIn(record=record("baseline")) as server:
+        variables = {"ALL_PROXY": "gopher://nowhere:1", "NO_PROXY": "127.0.0.1"}
+        done = bench(tmp_path / "out", "--url", server.url, **variables)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"), [(MANIFEST, 2, "nothing was measured"), (SUMMARY, 1, "what was measured so far is kept")]
+)
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    code: int,
+    says: str,
+) -> None:
+    write = results.write_atomically
+
+    def is_full(path: Path, content: bytes) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr(results, "write_atomically", is_full)
+    out = tmp_path / "new" / "out"
+    with StandIn(record=record("baseline")) as server:
+        assert bench_main(command(out, "--url", server.url)[2:]) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"bench.py: cannot write the results to {out}: No space left on device; {says}"
+    assert (tmp_path / "new").exists() is (code == 1)

@@ -177,6 +177,68 @@ def test_the_server_is_not_asked_after_a_success_or_a_refusal() -> None:
     run(lambda number: plain("404 Not Found", b"") if number % 2 else stream(*GOOD), 6, 1, server_changed=changed)
 
 
+def test_a_stop_loses_no_request_that_had_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers end in one turn of the loop; the first of them stops the run before the turns of the others."""
+    client = StreamTransport()
+    rows: list[Request] = []
+    sent: list[int] = []
+
+    async def test() -> LoadResult:
+        waiting: list[Callable[[], object]] = []
+
+        def hold_until_all_have_ended(release: Callable[[], object]) -> None:
+            waiting.append(release)
+            if len(waiting) == 5:
+                asyncio.get_running_loop().call_soon(waiting[0])
+
+        monkeypatch.setattr(client._turns, "add", hold_until_all_have_ended)
+
+        def stop_at_once(self: Any, exchange: load.Exchange) -> None:
+            sent.append(exchange.arrival.status)
+            self._stop("enough")
+
+        monkeypatch.setattr(load._Load, "_count_failures", stop_at_once)
+        async with Scripted(lambda _: stream(*GOOD)) as server:
+            result = await run_load(
+                schedule(50), phase="measured", concurrency=5, transport=client, zero_ns=0, sink=rows.append,
+                settings=RequestSettings(url=server.url, model="m", timeout_s=5),
+            )  # fmt: skip
+            assert len(server.requests) == 5  # and not one more by the user that stopped the run
+        return result
+
+    result = asyncio.run(test())
+    assert (result.stopped, result.done, sent) == ("enough", 5, [200] * 5)
+    assert [row.outcome for row in rows] == ["ok"] * 5
+
+
+def test_a_cancellation_loses_no_request_that_had_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = StreamTransport()
+    rows: list[Request] = []
+
+    async def test() -> None:
+        ended: list[object] = []
+
+        def cancel_when_all_have_ended(release: Callable[[], object]) -> None:
+            ended.append(release)
+            if len(ended) == 4:
+                run.cancel()
+
+        monkeypatch.setattr(client._turns, "add", cancel_when_all_have_ended)
+        async with Scripted(lambda _: stream(*GOOD)) as server:
+            run = asyncio.create_task(
+                run_load(
+                    schedule(50), phase="measured", concurrency=4, transport=client, zero_ns=0, sink=rows.append,
+                    settings=RequestSettings(url=server.url, model="m", timeout_s=5),
+                )
+            )  # fmt: skip
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            assert len(server.requests) == 4
+
+    asyncio.run(test())
+    assert [row.outcome for row in rows] == ["ok"] * 4
+
+
 # ---- rows and disks
 
 

@@ -228,3 +228,36 @@ def test_credentials_never_reach_the_manifest() -> None:
     )
     assert stored == ["bench.py", "--url", "https://host:8/x", "--url=http://h/", "--out", "a"]
     assert not re.search("token|u:p|u@", " ".join(stored))
+
+
+def test_discarding_leaves_the_place_as_it_was_found(tmp_path: Path) -> None:
+    directory = ResultDirectory(tmp_path / "a" / "b" / "c")
+    directory.write_json(results.MANIFEST, {})
+    directory.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_discarding_takes_nothing_that_is_not_its_own(tmp_path: Path) -> None:
+    directory = ResultDirectory(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b" / "notes.txt").write_text("mine")
+    directory.discard()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["notes.txt"]
+
+
+def test_an_atomic_write_that_fails_leaves_no_part_behind(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OSError, match=r"a\.json"):
+        results.write_atomically(tmp_path / "a.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("https://me:secret@h:8/a?b=secret#secret", "https://h:8/a"),
+        ("http://me:secret@[::1", "http://[::1"),
+        ("http://h", "http://h"),
+    ],
+)
+def test_a_public_url_holds_no_credentials_even_where_it_is_none(url: str, public: str) -> None:
+    assert results.public_url(url) == public

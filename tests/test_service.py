@@ -207,6 +207,14 @@ def test_tokenize_counts_each_case_or_says_none() -> None:
         ("localhost:8000", {}, "is not a URL"),
         ("ftp://h/", {}, "is not a URL"),
         ("http://", {}, "is not a URL"),
+        ("http://[::1", {}, "is not a URL"),
+        ("http://h:abc", {}, "is not a URL"),
+        ("http://a\x7fb", {}, "is not a URL"),
+        ("http://:secret@h", {}, "may hold no user name"),
+        ("http://a:secret/@h", {}, "may hold no user name"),
+        ("https://h", {"token": "secret\n"}, "the token holds"),
+        ("https://h", {"token": "my secret"}, "the token holds"),
+        ("https://h", {"token": "secrét"}, "the token holds"),
         ("http://user:secret@h/", {}, "may hold no user name"),
         ("http://h/?token=secret", {}, "may hold no user name"),
         ("https://h/services/v1/n/o/p/runs/aaaa/8000/", {"service_run": "bbbb"}, "earlier run"),
@@ -239,3 +247,13 @@ def test_a_server_that_never_gets_ready_says_the_last_answer() -> None:
         server.health = 403
         with pytest.raises(UserError, match="HTTP 403: set POLYAXON_TOKEN"):
             ask(server, lambda client: service.wait_until_ready(client, 5))
+
+
+def test_the_run_in_the_record_is_held_against_service_run() -> None:
+    run = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+    server = a_server(record=record("ngram", service_run=run.replace("-", "")))
+    service.check_record(server, "ngram", run)
+    service.check_record(server, "ngram", None)
+    service.check_record(a_server(record=record("ngram", service_run=None)), "ngram", run)
+    with pytest.raises(UserError, match=f"--service-run says c0ffee and .* service_run {run.replace('-', '')}"):
+        service.check_record(server, "ngram", "c0-ffee")

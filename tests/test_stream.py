@@ -30,7 +30,7 @@ from scripted import (
 )  # fmt: skip
 
 from specbench.inventory import Case
-from specbench.stream import OUTCOMES, Exchange, RequestSettings, Sample, events, read, send
+from specbench.stream import Exchange, RequestSettings, Sample, events, read, send
 from specbench.transport import Arrival, StreamTransport
 
 CASE = Case("copy-1", "copy", [{"role": "user", "content": "grüße"}], None, None)
@@ -276,6 +276,8 @@ FAILURES: dict[str, tuple[Sequence[Step], str, str]] = {
     "nothing but a head": (stream(), "truncated", "without finish_reason and usage and [DONE]"),
     "half an event at the end": (stream(*GOOD[:-1], b"data: [DONE]\n"), "truncated", "without [DONE]"),
     "not JSON": (stream(ROLE, b'data: {"id": \n\n', *GOOD), "malformed", 'DecodeError: '),
+    "deep nesting": (stream(ROLE, b'data: {"x":' + b"[" * 9999 + b"\n\n", *GOOD), "malformed", "RecursionError"),
+    "nested body": (plain("400 Bad Request", b"[" * 9999), "http_error", "HTTP 400: [[["),
     "not an event": (stream(ROLE, b"data: [1]\n\n", *GOOD), "malformed", "ValidationError: "),
     "invalid UTF-8": (stream(event("a").replace(b'"a"', b'"\xff"'), *GOOD), "malformed", "in the event"),
     "plain JSON": (plain("200 OK", b'{"choices": []}', JSON), "malformed", "application/json"),
@@ -299,7 +301,6 @@ def test_each_failure_has_its_outcome_and_is_sent_once(name: str) -> None:
     steps, outcome, says = FAILURES[name]
     sample, requests = measure(steps, inactivity_timeout_s=0.2, timeout_s=0.5)
     assert sample.outcome == outcome
-    assert outcome in OUTCOMES
     assert sample.error is not None and says in sample.error
     assert len(sample.error) < 1200
     assert len(requests) == 1
@@ -369,3 +370,8 @@ def test_the_embedded_engine_is_read(embedded_engine: Callable[[str], str]) -> N
         await client.aclose()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [httpx.ReadError, httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError])
+def test_a_connection_that_breaks_or_cannot_be_made_is_the_servers_failure(error: type[httpx.TransportError]) -> None:
+    assert Exchange(0, Arrival(), error("x")).is_server_failure

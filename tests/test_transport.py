@@ -140,6 +140,33 @@ def test_a_cancelled_request_closes_its_connection(run: Run) -> None:
     run(test())
 
 
+def test_a_connection_that_closed_after_open_is_a_read_error(run: Run) -> None:
+    async def test() -> None:
+        client = StreamTransport()
+        async with Scripted(answers(*ONE)) as server:
+            request = httpx.Request("POST", server.url, content=b"{}")
+            connection = await client.open(request.url, 5)
+            connection.close()
+            await asyncio.sleep(0)  # the loop reports the loss while no request is on it
+            request.extensions = {"connection": connection, "timeout": {"total": 2}}
+            with pytest.raises(httpx.ReadError, match="before any answer"):
+                await client.handle_async_request(request)
+
+    run(test())
+
+
+def test_an_answer_that_has_ended_survives_a_cancellation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        client = StreamTransport()
+        asking: list[asyncio.Task[httpx.Response]] = []
+        monkeypatch.setattr(client._turns, "add", lambda _: asking[0].cancel())  # instead of the turn
+        async with Scripted(answers(*ONE)) as server:
+            asking.append(asyncio.create_task(ask(client, server.url)))
+            assert (await asking[0]).read() == b"one"
+
+    run(test())
+
+
 # ---- which connection
 
 
@@ -164,6 +191,23 @@ def test_connections_are_not_reused_before_the_server_has_shown_that_it_keeps_th
         async with Scripted(answers(*ONE)) as server:
             for _ in range(3):
                 await ask(client, server.url)
+            assert server.connections == 3
+
+    run(test())
+
+
+def test_a_server_is_seen_to_keep_connections_however_long_a_request_takes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "PROBATION_NS", 50_000_000)
+    monkeypatch.setattr(transport, "IDLE_LIMIT_NS", 100_000_000)
+
+    async def test() -> None:
+        client = StreamTransport()
+        async with Scripted(answers(0.15, *ONE)) as server:
+            for _ in range(6):
+                await ask(client, server.url)
+            # The first is on probation during the second, too old for the third; the third's own is kept.
             assert server.connections == 3
 
     run(test())
