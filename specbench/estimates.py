@@ -156,18 +156,6 @@ def t_quantiles(df: npt.ArrayLike, p: float = 0.975) -> Floats:
     return np.asarray(np.exp(_t_curve(p)(1 / np.maximum(np.asarray(df, dtype=np.float64), 1.0))))
 
 
-def verdict_power(effect: float, spread: float, deployments: int) -> float:
-    """Power of the verdict: two-sided t test at 5% on `deployments` means per mode with standard deviation `spread`
-    (logs) when the ratio is 1 + effect; exact, the noncentral t integrated over its chi-square."""
-    df = 2 * deployments - 2
-    shift = abs(math.log1p(effect)) / (spread * math.sqrt(2 / deployments))
-    chi2 = np.linspace(1e-6, df + 12 * math.sqrt(2 * df) + 20, 20_001)
-    weight = np.exp((df / 2 - 1) * np.log(chi2) - chi2 / 2)
-    limit = t_quantile(0.975, df) * np.sqrt(chi2 / df)
-    normal = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
-    return float((weight * (normal(shift - limit) + normal(-shift - limit))).sum() / weight.sum())
-
-
 def deployments_needed(spread: float, effect: float) -> int:
     """Least deployments per mode (2 to MOST_DEPLOYMENTS) whose t test finds `effect` (0.1 = 10%) with 80% power."""
     d = np.arange(2, MOST_DEPLOYMENTS + 1)

@@ -81,6 +81,14 @@ def test_prompts_and_deployments_together_cover(shape: tuple[int, int, int], spr
     assert (np.abs(effects.mean(1)) <= half).mean() >= 1 - LEVEL - SLACK
 
 
+@pytest.mark.parametrize(("cases", "repeats", "kind"), [(300, 1, "drift"), (60, 2, "AR .3")])
+def test_prompts_of_one_pair_are_rarely_wrong(cases: int, repeats: int, kind: str) -> None:
+    rows = 200
+    _, covers, printed = calibration._prompts_one_pair(np.random.default_rng(11), rows, cases, repeats, kind)
+    assert printed.mean() > 0.3
+    assert (printed & ~covers).mean() <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / rows)
+
+
 @pytest.mark.parametrize("d", [2, 3, 4])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.02, 0.03, 0.05, 0.08])
 def test_false_verdicts_over_deployments_are_five_percent_at_every_redeploy_noise(d: int, spread: float) -> None:
@@ -94,7 +102,7 @@ def test_false_verdicts_over_deployments_are_five_percent_at_every_redeploy_nois
 
 @pytest.mark.parametrize(("d", "power"), [(2, 0.42), (3, 0.82), (4, 0.96)])
 def test_power_at_ten_percent_and_three_percent_redeploy_noise(d: int, power: float) -> None:
-    assert estimates.verdict_power(0.1, 0.03, d) == pytest.approx(power, abs=0.005)
+    assert calibration.verdict_power(0.1, 0.03, d) == pytest.approx(power, abs=0.005)
     rng = np.random.default_rng(6)
     base, candidate = (0.03 * rng.normal(size=(20_000, d)) for _ in range(2))
     half, _ = estimates.deployment_half_width(base, candidate + math.log(1.1))

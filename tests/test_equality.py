@@ -155,6 +155,16 @@ def test_a_base_run_that_never_varies_beside_one_that_does_is_told() -> None:
     assert judged.base_p is not None and judged.base_p <= 0.05
 
 
+def test_base_against_base_is_corrected_for_its_two_ways() -> None:
+    """2.5% are shared by both ways: a case whose smallest p is 1.4% cannot reject, two of them can."""
+    case = compare_outputs("x", [list("aaaa"), list("bbbc")], [list("aaaa")])
+    assert [test.p_min for test in case.base_tests] == pytest.approx([1 / 70, 1 / 70])
+    assert judge_cases([case]).base_p is None
+    both = judge_cases([case, case])
+    ways = [equality.combined_p([case.base_tests[way]] * 2, 0.0125, seed=way + 1) for way in (0, 1)]
+    assert both.base_p == 2 * min(p for p in ways if p is not None)
+
+
 def test_once_redeploying_changes_outputs_only_new_outputs_are_different() -> None:
     moved = compare_outputs("moved", [[A] * 10, [B] * 10], [[A] * 10, [B] * 10])
     shared = compare_outputs("shared", [[A] * 9 + [B]] * 2, [[A] * 2 + [C] * 8] * 2)

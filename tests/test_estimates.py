@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import calibration
 from specbench import estimates
 from specbench.estimates import CANNOT_SAY, FASTER, IN_THIS_PAIR, NO_DIFFERENCE, SLOWER, Runs, Summary, estimate
 
@@ -77,7 +78,7 @@ def test_t_quantiles_are_the_printed_ones(p: float, df: float, value: float) -> 
 def test_power_and_deployments_are_those_of_the_design() -> None:
     """At 3% redeploy noise two deployments find 18.5% with 80% power, three 9.7%, four 7.4%."""
     for deployments, effect in ((2, 0.185), (3, 0.097), (4, 0.0745)):
-        assert estimates.verdict_power(effect, 0.03, deployments) == pytest.approx(0.8, abs=0.005)
+        assert calibration.verdict_power(effect, 0.03, deployments) == pytest.approx(0.8, abs=0.005)
     assert estimates.deployments_needed(0.03, 0.1) == 3
     assert estimates.deployments_needed(0.03, 0.0001) == 200
     assert estimates.deployments_needed(0.03, -0.1) <= estimates.deployments_needed(0.03, 0.1)
@@ -283,6 +284,61 @@ def test_many_cases_with_one_repeat_are_a_shape_of_their_own() -> None:
     assert short.reason is not None and "300 prompts at least" in short.reason
     several = estimate(made(299, 1, pairs=2, effect=-0.2, spread=0.01)).overall
     assert several.prompts.low is not None and several.verdict == FASTER
+
+
+def half_width(summary: Summary) -> float:
+    assert summary.low is not None and summary.high is not None
+    return math.log(summary.high / summary.low) / 2
+
+
+def parts(runs: Runs) -> tuple[Any, Any, Any]:
+    """Of the interval over prompts: within families, one half width per pair, and between deployments if there are."""
+    lay = estimates.layout(runs.case)
+    weights = np.full(len(runs.family), 1 / len(runs.family))
+    means = [estimates.case_means(lay, side) for side in (runs.base, runs.candidate)]
+    within = estimates.stratified_half_width((means[1] - means[0]).mean(0), weights, runs.family)
+    pairs = estimates.pair_half_width(lay, weights, runs.base, runs.candidate)
+    between = estimates.deployment_half_width(*(side.mean(1) for side in means))[0] if len(runs.base) > 1 else None
+    return within, pairs, between
+
+
+def test_prompts_over_deployments_add_the_redeploy_spread() -> None:
+    runs = made(60, 5, pairs=2, spread=0.02)
+    within, _, between = parts(runs)
+    line = estimate(runs).overall
+    assert half_width(line.prompts) == pytest.approx(math.hypot(within, between), rel=1e-9)
+    assert half_width(line.prompts) > 1.05 * max(within, between)
+
+
+def test_prompts_of_one_pair_add_its_noise() -> None:
+    runs = made(60, 5)
+    within, pairs, _ = parts(runs)
+    assert half_width(estimate(runs).overall.prompts) == pytest.approx(math.hypot(within, pairs[0]), rel=1e-9)
+
+
+def test_prompts_of_one_repeat_add_the_drift_of_the_run() -> None:
+    runs = made(300, 1)
+    ramp = np.linspace(-0.2, 0.2, 300)
+    runs = dataclasses.replace(runs, candidate=runs.candidate + ramp)
+    within, _, _ = parts(runs)
+    # The halves of the run lie 0.2 apart, which moves the mean by as much.
+    assert half_width(estimate(runs).overall.prompts) > within + 0.15
+
+
+def test_two_pairs_halve_the_root_of_their_summed_squares() -> None:
+    runs = made(9, 10, pairs=2)
+    _, pairs, _ = parts(runs)
+    assert half_width(estimate(runs).overall.these_requests) == pytest.approx(math.hypot(*pairs) / 2, rel=1e-9)
+
+
+def test_the_worst_pair_tells_what_the_requests_are_worth() -> None:
+    runs = made(9, 10, pairs=2)
+    drift = np.stack([np.zeros(90), np.sin(np.arange(90) / 8)])
+    runs = dataclasses.replace(runs, candidate=runs.candidate + drift)
+    worth = estimates.effective_requests(estimates.layout(runs.case), runs.base, runs.candidate)
+    result = estimate(runs)
+    assert result.effective == pytest.approx(worth.min(), rel=1e-9) and worth.min() < 0.5 * worth.max()
+    assert result.overall.these_requests.low is None
 
 
 def test_families_are_strata() -> None:

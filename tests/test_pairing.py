@@ -139,14 +139,14 @@ def test_a_copy_of_a_directory_is_refused(tmp_path: Path) -> None:
         pair([path], [tmp_path / "copy"], allow_same_mode=True)
 
 
-def test_two_runs_of_one_deployment_are_not_two_deployments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", [0, 1], ids=["base", "candidate"])
+def test_two_runs_of_one_deployment_are_not_two_deployments(tmp_path: Path, side: int) -> None:
     bases = [write_run(tmp_path / f"b{n}", repeats=1, order=n) for n in (0, 3)]
     candidates = [write_run(tmp_path / f"n{n}", mode="ngram", repeats=1, order=n) for n in (1, 2)]
-    manifest = json.loads((bases[1] / "manifest.json").read_text())
-    manifest["server"]["record"]["boot_id"] = json.loads((bases[0] / "manifest.json").read_text())["server"][
-        "record"
-    ]["boot_id"]
-    (bases[1] / "manifest.json").write_text(json.dumps(manifest))
+    first, second = (path / "manifest.json" for path in (bases, candidates)[side])
+    manifest = json.loads(second.read_text())
+    manifest["server"]["record"]["boot_id"] = json.loads(first.read_text())["server"]["record"]["boot_id"]
+    second.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="two runs of one deployment"):
         pair(bases, candidates)
 
@@ -371,12 +371,30 @@ def test_loop_lag_needs_both_limits(tmp_path: Path) -> None:
     assert lag("beyond both", 30.0).state == "fired"
 
 
+def test_a_lag_below_two_milliseconds_counts_as_one_percent_at_most(tmp_path: Path) -> None:
+    run = {"summary": {"client": {"loop_lag_p99_ms": 1.9}}, "cases": [("short-1", "short"), ("short-2", "short")]}
+    found = gate(two(tmp_path, base=run, candidate=run), "client lag")  # 1.6% of 0.12 s
+    assert (found.state, found.number) == ("ok", 0.01)
+
+
 def test_capture_size_of_none_is_vllms_own_default(tmp_path: Path) -> None:
     edit = manifest_edit("server.record.cudagraph_capture_size", None)
     eight = {"concurrency": 8, "edit": edit}
     fired = gate(two(tmp_path, base=eight, candidate=eight), "capture size")
     assert (fired.state, fired.number, fired.threshold) == ("fired", 16, 48)
     assert "--max-cudagraph-capture-size 48" in str(fired.action)
+
+
+@pytest.mark.parametrize(("size", "state"), [(24, "ok"), (23, "fired")])
+def test_capture_size_need_not_reach_beyond_max_num_seqs(tmp_path: Path, size: int, state: str) -> None:
+    """Eight users on a server that takes four at once: 4 × (5 + 1) tokens a step."""
+
+    def four(manifest: Document, summary: Document, rows: list[Document]) -> None:
+        manifest["server"]["record"] |= {"max_num_seqs": 4, "cudagraph_capture_size": size}
+
+    run = {"concurrency": 8, "edit": four}
+    found = gate(two(tmp_path, base=run, candidate=run), "capture size")
+    assert (found.state, found.threshold) == (state, 24)
 
 
 def test_the_public_part_of_the_version_is_compared(tmp_path: Path) -> None:

@@ -188,6 +188,42 @@ def test_ecdf_steps_are_the_shares_of_the_times() -> None:
         assert share == pytest.approx(float(np.mean(many <= time)), abs=1e-9)
 
 
+def test_an_axis_of_time_leaves_out_one_stray_request_in_two_hundred() -> None:
+    times = np.append(np.full(999, 0.1), 9.0)
+    assert charts.time_domain([times])[1] < 0.2
+
+
+def bars(svg: str) -> list[tuple[str, float]]:
+    """(fill, width) of every bar of a chart."""
+    drawn = []
+    for path, fill in re.findall(r'<path d="M([^"]*)Z" fill="([^"]*)"', svg):
+        across = [float(x) for x in re.findall(r"-?[\d.]+", path)[::2]]
+        drawn.append((fill, max(across) - min(across)))
+    return drawn
+
+
+def test_the_timeline_tells_modes_by_colour(experiment: Path) -> None:
+    drawn = bars(report.timeline_panels(report.gather([experiment]))[1])
+    fills = [fill for fill, _ in drawn]
+    # BNNB: each starts up, then runs at three loads.
+    runs = {"baseline": ["var(--base)"] * 3, "ngram": ["var(--candidate)"] * 3}
+    modes = ("baseline", "ngram", "ngram", "baseline")
+    assert fills == [fill for mode in modes for fill in ["var(--grid)", *runs[mode]]]
+
+
+def test_the_redeploy_bar_is_one_spread_to_either_side() -> None:
+    widths = []
+    for spread in (0.05, 0.1):
+        effect = charts.Effect("overall", 1.0, 0.9, 1.1, spread, True)
+        svg = charts.forest({"": [effect]}, (0.7, 1.4), "Ratio of candidate to base")
+        widths += [width for fill, width in bars(svg) if fill == "var(--muted)"]
+        interval = re.search(r'x2="([\d.]+)" y2="0" stroke="var\(--ink\)" stroke-width="2"', svg)
+        assert interval is not None
+        per_log = float(interval[1]) / np.log(1.1 / 0.9)
+        assert widths[-1] == pytest.approx(2 * spread * per_log, rel=0.01)
+    assert len(widths) == 2
+
+
 def test_an_experiment_of_many_requests_stays_small(tmp_path: Path) -> None:
     cases = [(f"{family}-{number}", family) for family in LEVEL_S for number in range(250)]
     for index, mode in enumerate(MODES):
