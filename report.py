@@ -38,6 +38,7 @@ from compare import FORMAT as COMPARISON_FORMAT
 from compare import NOT_COMPARABLE, Options, compare
 from specbench import UserError, printable
 from specbench.equality import IDENTICAL, WITHIN
+from specbench.estimates import IN_THIS_PAIR
 from specbench.results import distribution, now, read_manifest, read_requests, read_summary, tool, write_atomically
 
 Json = dict[str, Any]
@@ -340,7 +341,10 @@ def primary_line(result: Json) -> Json:
 
 def verdict_look(verdict: str) -> tuple[str, str, str]:
     """Kind, sign and the answer's first words for one of compare.py's verdicts."""
-    return next(look for start, look in VERDICTS.items() if verdict.startswith(start))
+    kind, sign, lead = next(look for start, look in VERDICTS.items() if verdict.startswith(start))
+    if verdict.endswith(IN_THIS_PAIR) and kind in ("good", "bad"):  # one deployment per mode concludes nothing
+        return "unknown", "?", f"Not concluded: {verdict}"
+    return kind, sign, lead
 
 
 def change(ratio: float) -> str:
@@ -370,7 +374,7 @@ def families_said(result: Json) -> str:
     groups: dict[str, list[str]] = {}
     for line in result["metrics"]["e2el"]["families"].values():
         if line["timing"] and line["interval"]["ratio"] is not None and not line["primary"]:
-            timing = line["timing"].removesuffix(" in this pair").removesuffix(" from this pair")
+            timing = line["timing"].removesuffix(IN_THIS_PAIR).removesuffix(" from this pair")
             groups.setdefault(timing, []).append(f"{line['name']} ({number(line['interval']['ratio'])})")
     if sum(map(len, groups.values())) < 2:
         return ""
@@ -385,8 +389,6 @@ def answer(result: Json) -> Json:
     """One load's answer: kind, sign, lead and the sentences after it, from compare.py's verdict and nothing else."""
     verdict, line = result["verdict"], primary_line(result)
     kind, sign, lead = verdict_look(verdict["verdict"])
-    if verdict["verdict"].endswith("in this pair") and kind in ("good", "bad"):
-        kind, sign, lead = "unknown", "?", f"Not concluded: {verdict['verdict']}"
     candidate, base = result["candidate"]["mode"], result["base"]["mode"]
     time = f"{candidate} takes {time_said(line)}" if line["interval"]["ratio"] is not None else time_said(line)
     equality = result["equality"]

@@ -151,8 +151,8 @@ def ecdf(runs: Sequence[tuple[str, Floats]], domain: tuple[float, float], altern
     encoding = {
         "x": _x("x", _time_scale(domain), labelExpr=_SECONDS, **_time_ticks(domain)),
         "y": _y("share", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
-        "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
-        "strokeDash": _by("side", {side: look[1] for side, look in SIDES.items()}),
+        "color": _by_side(0),
+        "strokeDash": _by_side(1),
         "detail": {"field": "run"},
     }
     mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "clip": True}
@@ -186,7 +186,7 @@ def by_load(points: Sequence[tuple[str, int, float]], alternative: str, *, secon
             "field": "users", "type": "ordinal", "sort": None, "scale": {"type": "point", "padding": 0.4},
             "axis": {"title": "users", "labelAngle": 0, "grid": False},
         },
-        "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
+        "color": _by_side(0),
     }  # fmt: skip
     y = _y("value", {"zero": True}, tickCount=5, **labels)
     layers: list[Spec] = [
@@ -195,12 +195,12 @@ def by_load(points: Sequence[tuple[str, int, float]], alternative: str, *, secon
             "encoding": {
                 **base,
                 "y": {**y, "aggregate": "mean"},
-                "strokeDash": _by("side", {side: look[1] for side, look in SIDES.items()}),
+                "strokeDash": _by_side(1),
             },
         },
         {
             "mark": {"type": "point", "filled": True, "opacity": 0.9, "size": 42},
-            "encoding": {**base, "y": y, "shape": _by("side", {side: look[2] for side, look in SIDES.items()})},
+            "encoding": {**base, "y": y, "shape": _by_side(2)},
         },
     ]
     return _svg({"height": 170, "layer": layers, "data": {"values": rows}}, alternative)
@@ -301,8 +301,8 @@ def drift(deployments: Sequence[tuple[str, float]], alternative: str) -> Markup:
             "encoding": {
                 "x": x,
                 "y": y,
-                "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
-                "shape": _by("side", {side: look[2] for side, look in SIDES.items()}),
+                "color": _by_side(0),
+                "shape": _by_side(2),
             },
         },
     ]
@@ -340,8 +340,8 @@ def disagreement(cases: Sequence[tuple[str, float | None, float]], alternative: 
             "encoding": {
                 "y": y,
                 "x": x,
-                "color": _by("side", {side: look[0] for side, look in SIDES.items()}),
-                "shape": _by("side", {side: look[2] for side, look in SIDES.items()}),
+                "color": _by_side(0),
+                "shape": _by_side(2),
             },
         },
     ]
@@ -372,6 +372,11 @@ def _by(field: str, values: Mapping[str, Any]) -> Spec:
         "scale": {"domain": list(values), "range": list(values.values())},
         "legend": None,
     }
+
+
+def _by_side(look: int) -> Spec:
+    """The side's colour (0), dashes (1) or shape (2)."""
+    return _by("side", {side: looks[look] for side, looks in SIDES.items()})
 
 
 def _time_scale(domain: tuple[float, float]) -> Spec:

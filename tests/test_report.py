@@ -439,6 +439,19 @@ def test_outputs_are_escaped_made_visible_and_cut(page: str) -> None:
     assert len(page.encode()) < 2_000_000
 
 
+def test_cases_that_differ_most_and_outputs_given_most_stand_first(tmp_path: Path) -> None:
+    def outputs(case: str, repeat: int, mode: str, load: int) -> str:
+        if case == "copy-1":  # within the floor
+            return str(repeat % 2)
+        if case == "short-3" and mode == "ngram":
+            return f"new {repeat if repeat < 2 else 'usual'}"
+        return "old"
+
+    load = report.gather([write_experiment(tmp_path / "x", loads=(1,), outputs=outputs)]).loads[0]
+    assert list(load.outputs) == ["short-3", "copy-1"]
+    assert [output.text for output in load.outputs["short-3"]][:2] == ["old", "new usual"]
+
+
 def test_no_text_leaves_outputs_out(experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.html"
     assert report.main([str(experiment), "--no-text", "--out", str(out)]) == 0
