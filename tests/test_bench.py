@@ -183,7 +183,7 @@ def test_a_dead_server_ends_the_run_early_and_keeps_what_was_measured(tmp_path: 
 
 def test_what_was_in_flight_when_a_run_stopped_is_nobody_elses(tmp_path: Path) -> None:
     def fault(number: int) -> str | None:
-        server.foreign = 1 if number >= 16 else 0  # as if the server had finished one more after the stop
+        server.foreign = 6 if number >= 16 else 0  # the five that failed, and the one in flight, finished after all
         return "500" if number >= 16 else None
 
     with StandIn(record=record("baseline"), fault=fault) as server:
