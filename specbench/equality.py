@@ -82,8 +82,9 @@ class JudgedCase:
 class Equality:
     """All cases of one comparison.
 
-    `verdict`: the six words again, over all cases together: what `--accept-floor` should look at (it passes
-    `identical` and `within …`). `combined_p`: did this run's outputs change at all (exact or seeded Monte Carlo);
+    `verdict`: the six words again, over all cases together; where no case has it alone it speaks of each, and
+    `--accept-floor` passes no case then, unless it is `within …`.
+    `combined_p`: did this run's outputs change at all (exact or seeded Monte Carlo);
     `base_p`: the same for base against base (None with one base deployment or one repeat). `floor`, `between`: mean
     shares of differing pairs. `sentence` says it for a reader; `assumption` is printed under it.
     """
