@@ -310,7 +310,7 @@ def check_room(server: Server, cases: Sequence[Case], prompt_tokens: Mapping[str
     if not limit:
         return
     speculation = (server.record or {}).get("speculative_config") or {}
-    k = int(speculation.get("num_speculative_tokens", 0))
+    k = int((server.record or {}).get("num_speculative_tokens") or speculation.get("num_speculative_tokens", 0))
     for case in cases:
         tokens = prompt_tokens.get(case.id)
         wanted = case.max_tokens or max_tokens

@@ -183,6 +183,12 @@ def test_room_counts_prompt_answer_and_draft() -> None:
         service.check_room(a_server(), [own], {"own": 1044}, 128)
 
 
+def test_baseline_leaves_the_room_that_ngram_will_need() -> None:
+    server = a_server(record={**record("baseline"), "speculative_config": None, "num_speculative_tokens": 5})
+    with pytest.raises(UserError, match="5 drafted > 2048"):
+        service.check_room(server, [Case("long", "f", [], None, None)], {"long": 2048 - 128 - 4}, 128)
+
+
 def test_tokenize_counts_each_case_or_says_none() -> None:
     cases = [
         Case(name, "f", [{"role": "user", "content": "x" * size}], None, None) for name, size in (("a", 40), ("b", 8))
