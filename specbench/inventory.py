@@ -22,6 +22,7 @@ from specbench import UserError
 WARMUP_FAMILY = "warmup"
 _KEYS = {"id", "family", "messages", "max_tokens", "expect"}
 _ROLES = {"system", "developer", "user", "assistant"}
+_REPETITIVE_TOKENS = 32  # several proposals, verified: after the first nothing is left to compile
 _REPETITIVE = (
     "Repeat this line ten times, exactly: red green blue red green blue red green blue",
     "Continue the pattern without stopping: one two three four one two three four one two three four",
@@ -130,7 +131,7 @@ def schedule_manifest(items: Sequence[Item], repeats: int, seed: int) -> dict[st
 def warmup(inventory: Inventory) -> list[Item]:
     """Every case once, then three strongly repetitive prompts: vLLM's proposer compiles at its first real proposal."""
     repetitive = [
-        Case(f"warmup-repeat-{number}", WARMUP_FAMILY, [{"role": "user", "content": text}], None, None)
+        Case(f"warmup-repeat-{number}", WARMUP_FAMILY, [{"role": "user", "content": text}], _REPETITIVE_TOKENS, None)
         for number, text in enumerate(_REPETITIVE, start=1)
     ]
     return [Item(case, None, None) for case in [*inventory.cases, *repetitive]]

@@ -16,7 +16,7 @@ FILES = ("requirements.txt", "requirements-demo.txt", "requirements-test.txt")
 
 def requirements(name: str) -> list[Requirement]:
     lines = [line.partition(" #")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    return [Requirement(line) for line in lines if line and not line.startswith(("#", "-r"))]
+    return [Requirement(line) for line in lines if line and not line.startswith(("#", "-r", "-c"))]
 
 
 def locked() -> dict[str, list[Requirement]]:
@@ -29,6 +29,12 @@ def locked() -> dict[str, list[Requirement]]:
 def test_the_lock_names_no_index_and_no_path() -> None:
     text = (ROOT / "requirements.lock").read_text()
     assert not re.search(r"https?:|file:|--(extra-)?index|--find-links|/", re.sub(r"#.*", "", text))
+
+
+def test_the_demo_installs_all_that_the_scripts_import_but_polyaxon() -> None:
+    scripts = {requirement.name for requirement in requirements("requirements.txt")}
+    demo = {requirement.name for requirement in requirements("requirements-demo.txt")}
+    assert scripts - demo == {"polyaxon"}
 
 
 @pytest.mark.parametrize("name", FILES)
