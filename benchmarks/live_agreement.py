@@ -4,9 +4,10 @@
     python benchmarks/live_agreement.py --url http://127.0.0.1:8000 --concurrency 1,8 --repeats 10 --json FILE
     python benchmarks/live_agreement.py --url … --vllm-file PATH/vllm/benchmarks/lib/endpoint_request_func.py
 
-Both send the same prompts with the same parameters, block by block (every case once), in alternating order. The
-ratio is ours / vLLM's: the geometric mean over cases and blocks, with the standard error over blocks. vLLM's latency
-ends with the usage event and ours with `[DONE]`, its TTFT with the empty role chunk and ours with the first content.
+Both send the same prompts with the same parameters. A block is every case once by each, in alternating order: case by
+case at one user, so that a server that slows touches both alike, and the whole inventory in turn at more. The ratio is
+ours / vLLM's: the geometric mean over cases and blocks, with the standard error over blocks. vLLM's latency ends with
+the usage event and ours with `[DONE]`, its TTFT with the empty role chunk and ours with the first content.
 """
 
 import argparse
@@ -37,7 +38,7 @@ Times = dict[str, dict[str, float]]  # case -> e2el and ttft in seconds
 
 
 async def ours(settings: RequestSettings, transport: StreamTransport, cases: Sequence[Case], users: int) -> Times:
-    """One block through run_load."""
+    """`cases` through run_load."""
     rows: list[Request] = []
     items = [Item(case, 0, position) for position, case in enumerate(cases)]
     await run_load(
@@ -51,7 +52,7 @@ async def ours(settings: RequestSettings, transport: StreamTransport, cases: Seq
 
 
 async def theirs(module: Any, session: Any, settings: RequestSettings, cases: Sequence[Case], users: int) -> Times:
-    """One block through vLLM's function."""
+    """`cases` through vLLM's function."""
     schedule = iter(cases)
     times: Times = {}
     shared = {name: value for name, value in settings.body().items() if name not in ("model", "max_tokens", "stream")}
@@ -86,15 +87,17 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for users in arguments.concurrency:
             await ours(settings, transport, cases, users)
             await theirs(module, session, settings, cases, users)
+            turns = [[case] for case in cases] if users == 1 else [cases]
             logs = []
             for block in range(arguments.repeats):
-                results: dict[str, Times] = {}
-                for name in ("ours", "vllm") if block % 2 == 0 else ("vllm", "ours"):
-                    results[name] = (
-                        await ours(settings, transport, cases, users)
-                        if name == "ours"
-                        else await theirs(module, session, settings, cases, users)
-                    )
+                results: dict[str, Times] = {"ours": {}, "vllm": {}}
+                for number, turn in enumerate(turns):
+                    for name in ("ours", "vllm") if (block + number) % 2 == 0 else ("vllm", "ours"):
+                        results[name] |= (
+                            await ours(settings, transport, turn, users)
+                            if name == "ours"
+                            else await theirs(module, session, settings, turn, users)
+                        )
                 logs.append(
                     [
                         [math.log(results["ours"][case.id][of] / results["vllm"][case.id][of]) for case in cases]
