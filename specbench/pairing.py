@@ -502,86 +502,6 @@ def _drafts_in_ngram(pair: Pair) -> Gate:
     return Gate("drafts in ngram", "ok", least, 1, f"ngram drafted, at least {least:,.0f} times a run", None)
 
 
-def _drafts_in_baseline(pair: Pair) -> Gate:
-    # vLLM has no draft counter at all without speculation: None beside other counters is its way to say 0.
-    def drafts(run: Deployment) -> float | None:
-        number = run.counter("drafts")
-        return 0 if number is None and run.counter("generation_tokens") is not None else number
-
-    values = [(run, drafts(run)) for run in pair.deployments if run.mode == "baseline"]
-    return _above(
-        "drafts in baseline", values, 0, "{run} drafted {number:,.0f} times", "the baseline drafted nothing",
-        "deploy the baseline with mode=baseline", "draft counter",
-    )  # fmt: skip
-
-
-def _prefix_cache_hits(pair: Pair) -> Gate:
-    values = [(run, 0 if _prefix_caching(run) else run.counter("prefix_cache_hits")) for run in pair.deployments]
-    return _above(
-        "prefix cache hits", values, 0,
-        "{run} reused {number:,.0f} cached prompt tokens although prefix caching is not said to be on, so a repeated "
-        "prompt cost less than a new one",
-        "no prompt was answered from a cache that is said to be off",
-        "deploy both modes with prefix_caching off, or with it on in both", "prefix-cache counter",
-    )  # fmt: skip
-
-
-def _prefix_cache_setting(pair: Pair) -> Gate:
-    return _differs(
-        "prefix caching", pair, _prefix_caching, "prefix caching is the same everywhere",
-        "deploy both modes with one prefix_caching",
-    )  # fmt: skip
-
-
-def _preemptions(pair: Pair) -> Gate:
-    return _above(
-        "preemptions", [(run, run.counter("preemptions")) for run in pair.deployments], 0,
-        "{run}: the server preempted requests {number:,.0f} times for lack of KV blocks", "nothing was preempted",
-        "lower --concurrency or raise --gpu-memory-utilization, and measure both modes again", "preemption counter",
-    )  # fmt: skip
-
-
-def _foreign_requests(pair: Pair) -> Gate:
-    return _above(
-        "foreign requests", [(run, run.counter("foreign_requests")) for run in pair.deployments], 0,
-        "{run}: the server answered {number:,.0f} requests that bench.py did not send", "nobody else used the server",
-        "keep everybody else off the service and measure again", "count of answered requests",
-    )  # fmt: skip
-
-
-def _restarted(pair: Pair) -> Gate:
-    said = [(run, run.counter("restarted")) for run in pair.deployments]
-    return _above(
-        "server restarted", [(run, None if value is None else int(value)) for run, value in said], 0,
-        "{run}: the server restarted during the run", "no server restarted",
-        "read the server's log for why it ended, and measure again", "process start time",
-    )  # fmt: skip
-
-
-def _client_cpu(pair: Pair) -> Gate:
-    return _above(
-        "client cpu", [(run, run.summary["client"].get("cpu_share")) for run in pair.deployments], 0.5,
-        "{run}: the client used {number:.0%} of its core, so its own work is in the times",
-        "the client had its core to itself, at most {number:.0%} used",
-        "give the client a core of its own, or lower --concurrency", "CPU share of the client",
-    )  # fmt: skip
-
-
-def _loop_lag(pair: Pair) -> Gate:
-    """Lag is harmless below 2 ms and below 1% of what is measured."""
-    values = []
-    for run in pair.deployments:
-        lag = run.summary["client"].get("loop_lag_p99_ms")
-        share = None if lag is None else lag / (1000 * float(np.median(run.times["e2el"])))
-        values.append((run, share if lag is None or lag > 2 else min(share or 0.0, 0.01)))
-    return _above(
-        "client lag", values, 0.01,
-        "{run}: the client's event loop lagged (p99) by {number:.1%} of the median E2EL",
-        "the client's event loop lagged (p99) by at most 2 ms or {number:.2%} of the median E2EL",
-        "run bench.py on a machine that does nothing else, or lower --concurrency", "lag of the event loop",
-    )  # fmt: skip
-
-
 def _kv_blocks(pair: Pair) -> Gate:
     """Deployments differ by a few blocks of memory each time; that matters once a cache could not hold every user."""
     action = "free the GPU of other processes before each deployment, or lower --concurrency"
@@ -633,41 +553,6 @@ def _capture_size(pair: Pair) -> Gate:
     return Gate("capture size", "ok", size, needed, f"CUDA graphs up to {size:.0f} tokens, {needed:.0f} needed", None)
 
 
-def _gpu(pair: Pair) -> Gate:
-    # An empty list is nvidia-smi's silence.
-    action = "deploy both modes on the same kind and number of GPUs"
-    return _differs("gpu", pair, lambda run: run.record.get("gpus") or None, "one kind of GPU", action)
-
-
-def _driver(pair: Pair) -> Gate:
-    def driver(run: Deployment) -> Any:
-        return None if run.record.get("driver") is None else [run.record.get("driver"), run.record.get("cuda")]
-
-    return _differs("driver", pair, driver, "one driver and CUDA version", "deploy both modes on nodes with one driver")
-
-
-def _version(pair: Pair) -> Gate:
-    def version(run: Deployment) -> Any:
-        # The image says 0.11.2+cu129 and the wheel 0.11.2: the public part is what is compared.
-        return str(run.manifest["server"].get("version") or "").partition("+")[0] or None
-
-    return _differs("version", pair, version, "one server version", "deploy both modes from one image", _METRICS)
-
-
-def _flags(pair: Pair) -> Gate:
-    def flags(run: Deployment) -> Any:
-        argv = run.record.get("argv")
-        if argv is None:
-            return None
-        named = {**(run.record.get("environment") or {}), **(run.record.get("settings") or {})}
-        return _comparable_flags(argv) + [f"{name}={value}" for name, value in sorted(named.items())]
-
-    return _differs(
-        "flags", pair, flags, "the same flags but for the speculative ones",
-        "deploy both modes with the same flags and environment but --speculative-config",
-    )  # fmt: skip
-
-
 def _compile_cache(pair: Pair) -> Gate:
     states = [(run, run.record.get("compile_cache")) for run in pair.deployments]
     if silent := [run.name for run, state in states if state not in ("cold", "warm")]:
@@ -681,69 +566,47 @@ def _compile_cache(pair: Pair) -> Gate:
     return Gate("compile cache", "ok", 0, 0, "cold and warm starts are alike on both sides", None)
 
 
-_GATES: tuple[Callable[[Pair], Gate], ...] = (
-    _drafts_in_ngram,
-    _drafts_in_baseline,
-    _restarted,
-    _foreign_requests,
-    _prefix_cache_hits,
-    _prefix_cache_setting,
-    _preemptions,
-    _client_cpu,
-    _loop_lag,
-    _capture_size,
-    _kv_blocks,
-    _gpu,
-    _driver,
-    _version,
-    _flags,
-    _compile_cache,
-)
+def _baseline_drafts(run: Deployment) -> float | None:
+    """vLLM has no draft counter at all without speculation: None beside other counters is its way to say 0."""
+    number = run.counter("drafts")
+    silent = number is None and run.counter("generation_tokens") is not None
+    return 0 if run.mode != "baseline" or silent else number
 
 
-def _above(
-    name: str,
-    values: Sequence[tuple[Deployment, float | None]],
-    threshold: float,
-    fired: str,
-    ok: str,
-    action: str,
-    unknown: str,
-) -> Gate:
-    """A gate that fires when any deployment's number is above the threshold."""
-    known = [(number, run.name) for run, number in values if number is not None]
-    number, worst = max(known, default=(0.0, ""), key=lambda item: item[0])
-    if number > threshold:
-        return Gate(name, "fired", number, threshold, fired.format(run=worst, number=number), action)
-    if silent := [run.name for run, value in values if value is None]:
-        return Gate(name, "not checked", None, threshold, f"{_listed(silent)}: no {unknown}", _METRICS)
-    return Gate(name, "ok", number, threshold, ok.format(number=number), None)
+def _restarts(run: Deployment) -> int | None:
+    restarted = run.counter("restarted")
+    return None if restarted is None else int(restarted)
 
 
-def _differs(
-    name: str,
-    pair: Pair,
-    value_of: Callable[[Deployment], Any],
-    ok: str,
-    action: str,
-    to_check: str = _RECORD,
-) -> Gate:
-    """A gate that fires when a setting is not the same in all deployments; `number` counts its values."""
-    values: dict[str, str] = {}
-    silent = []
-    for run in pair.deployments:
-        value = value_of(run)
-        if value is None:
-            silent.append(run.name)
-        else:
-            values.setdefault(json.dumps(value, sort_keys=True), run.name)
-    if len(values) > 1:
-        (one, first), (two, second), *_ = values.items()
-        sentence = f"{name} differs: {first} and {second}: {_difference(json.loads(one), json.loads(two))}"
-        return Gate(name, "fired", len(values), 1, sentence, action)
-    if silent:
-        return Gate(name, "not checked", None, 1, f"{_listed(silent)}: {name} not said", to_check)
-    return Gate(name, "ok", 1, 1, ok, None)
+def _cache_hits(run: Deployment) -> float | None:
+    return 0 if _prefix_caching(run) else run.counter("prefix_cache_hits")
+
+
+def _lag_share(run: Deployment) -> float | None:
+    """Loop lag (p99) over the median E2EL; harmless, so at most the limit of 1%, where it is below 2 ms."""
+    lag = run.summary["client"].get("loop_lag_p99_ms")
+    if lag is None:
+        return None
+    share = lag / (1000 * float(np.median(run.times["e2el"])))
+    return float(share) if lag > 2 else min(float(share), 0.01)
+
+
+def _driver(run: Deployment) -> Any:
+    driver = run.record.get("driver")
+    return None if driver is None else [driver, run.record.get("cuda")]
+
+
+def _public_version(run: Deployment) -> str | None:
+    """The image says 0.11.2+cu129 and the wheel 0.11.2: the public part is what is compared."""
+    return str(run.manifest["server"].get("version") or "").partition("+")[0] or None
+
+
+def _flags(run: Deployment) -> list[str] | None:
+    argv = run.record.get("argv")
+    if argv is None:
+        return None
+    named = {**(run.record.get("environment") or {}), **(run.record.get("settings") or {})}
+    return _comparable_flags(argv) + [f"{name}={value}" for name, value in sorted(named.items())]
 
 
 def _difference(one: Any, two: Any) -> str:
@@ -771,3 +634,155 @@ def _comparable_flags(argv: Sequence[str]) -> list[str]:
         else:
             flags[-1] += f" {argument}"
     return sorted(flag for flag in flags if not flag.startswith(("--speculative", "--mode", "--host", "--port")))
+
+
+def _counter(name: str) -> Callable[[Deployment], float | None]:
+    return lambda run: run.counter(name)
+
+
+def _above(
+    name: str,
+    value_of: Callable[[Deployment], float | None],
+    threshold: float,
+    *,
+    fired: str,
+    ok: str,
+    action: str,
+    unknown: str,
+) -> Callable[[Pair], Gate]:
+    """A gate that fires when any deployment's number is above the threshold."""
+
+    def check(pair: Pair) -> Gate:
+        values = [(value_of(run), run.name) for run in pair.deployments]
+        known = [(number, run) for number, run in values if number is not None]
+        number, worst = max(known, default=(0.0, ""), key=lambda item: item[0])
+        if number > threshold:
+            return Gate(name, "fired", number, threshold, fired.format(run=worst, number=number), action)
+        if silent := [run for value, run in values if value is None]:
+            return Gate(name, "not checked", None, threshold, f"{_listed(silent)}: no {unknown}", _METRICS)
+        return Gate(name, "ok", number, threshold, ok.format(number=number), None)
+
+    return check
+
+
+def _differs(
+    name: str, value_of: Callable[[Deployment], Any], *, ok: str, action: str, to_check: str = _RECORD
+) -> Callable[[Pair], Gate]:
+    """A gate that fires when a setting is not the same in all deployments; `number` counts its values."""
+
+    def check(pair: Pair) -> Gate:
+        values: dict[str, str] = {}
+        silent = []
+        for run in pair.deployments:
+            value = value_of(run)
+            if value is None:
+                silent.append(run.name)
+            else:
+                values.setdefault(json.dumps(value, sort_keys=True), run.name)
+        if len(values) > 1:
+            (one, first), (two, second), *_ = values.items()
+            sentence = f"{name} differs: {first} and {second}: {_difference(json.loads(one), json.loads(two))}"
+            return Gate(name, "fired", len(values), 1, sentence, action)
+        if silent:
+            return Gate(name, "not checked", None, 1, f"{_listed(silent)}: {name} not said", to_check)
+        return Gate(name, "ok", 1, 1, ok, None)
+
+    return check
+
+
+_GATES: tuple[Callable[[Pair], Gate], ...] = (
+    _drafts_in_ngram,
+    _above(
+        "drafts in baseline",
+        _baseline_drafts,
+        0,
+        fired="{run} drafted {number:,.0f} times",
+        ok="the baseline drafted nothing",
+        action="deploy the baseline with mode=baseline",
+        unknown="draft counter",
+    ),
+    _above(
+        "server restarted",
+        _restarts,
+        0,
+        fired="{run}: the server restarted during the run",
+        ok="no server restarted",
+        action="read the server's log for why it ended, and measure again",
+        unknown="process start time",
+    ),
+    _above(
+        "foreign requests",
+        _counter("foreign_requests"),
+        0,
+        fired="{run}: the server answered {number:,.0f} requests that bench.py did not send",
+        ok="nobody else used the server",
+        action="keep everybody else off the service and measure again",
+        unknown="count of answered requests",
+    ),
+    _above(
+        "prefix cache hits",
+        _cache_hits,
+        0,
+        fired="{run} reused {number:,.0f} cached prompt tokens although prefix caching is not said to be on, so a "
+        "repeated prompt cost less than a new one",
+        ok="no prompt was answered from a cache that is said to be off",
+        action="deploy both modes with prefix_caching off, or with it on in both",
+        unknown="prefix-cache counter",
+    ),
+    _differs(
+        "prefix caching",
+        _prefix_caching,
+        ok="prefix caching is the same everywhere",
+        action="deploy both modes with one prefix_caching",
+    ),
+    _above(
+        "preemptions",
+        _counter("preemptions"),
+        0,
+        fired="{run}: the server preempted requests {number:,.0f} times for lack of KV blocks",
+        ok="nothing was preempted",
+        action="lower --concurrency or raise --gpu-memory-utilization, and measure both modes again",
+        unknown="preemption counter",
+    ),
+    _above(
+        "client cpu",
+        lambda run: run.summary["client"].get("cpu_share"),
+        0.5,
+        fired="{run}: the client used {number:.0%} of its core, so its own work is in the times",
+        ok="the client had its core to itself, at most {number:.0%} used",
+        action="give the client a core of its own, or lower --concurrency",
+        unknown="CPU share of the client",
+    ),
+    _above(
+        "client lag",
+        _lag_share,
+        0.01,
+        fired="{run}: the client's event loop lagged (p99) by {number:.1%} of the median E2EL",
+        ok="the client's event loop lagged (p99) by at most 2 ms or {number:.2%} of the median E2EL",
+        action="run bench.py on a machine that does nothing else, or lower --concurrency",
+        unknown="lag of the event loop",
+    ),
+    _capture_size,
+    _kv_blocks,
+    _differs(
+        "gpu",
+        lambda run: run.record.get("gpus") or None,  # an empty list is nvidia-smi's silence
+        ok="one kind of GPU",
+        action="deploy both modes on the same kind and number of GPUs",
+    ),
+    _differs("driver", _driver, ok="one driver and CUDA version", action="deploy both modes on nodes with one driver"),
+    _differs(
+        "version",
+        _public_version,
+        ok="one server version",
+        action="deploy both modes from one image",
+        to_check=_METRICS,
+    ),
+    _differs(
+        "flags",
+        _flags,
+        ok="the same flags but for the speculative ones",
+        action="deploy both modes with the same flags and environment but --speculative-config",
+    ),
+    _compile_cache,
+)
