@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ import httpx
 
 from specbench import Parser, UserError, polyaxon_run, printable, results, service
 from specbench.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
-from specbench.load import LoadResult, Phase, Progress, event_loop_name, run_event_loop, run_load
+from specbench.load import Load, LoadResult, Phase, Progress, event_loop_name, run_event_loop
 from specbench.results import Request, ResultDirectory
 from specbench.service import Metrics, Server
 from specbench.stream import RequestSettings
@@ -253,7 +253,7 @@ class Bench:
         items = warmup(self.inventory)
         say(f"warming up with {len(items)} requests")
         rows: list[Request] = []
-        await self.load(session, items, "warmup", rows.append)
+        await self.load(session, items, "warmup", sink=rows.append).run()
         for row in rows:
             self.out.append(row)
             if row.outcome != "ok":
@@ -278,30 +278,21 @@ class Bench:
         self.measuring = True
         say(f"measuring {len(self.items)} requests, {self.args.concurrency} at a time, mode {self.manifest['mode']}")
         try:
-            return await self.load(session, self.items, "measured", self.out.append, server_changed, ProgressLine())
+            hooks = {"sink": self.out.append, "server_changed": server_changed, "progress": ProgressLine()}
+            return await self.load(session, self.items, "measured", **hooks).run()
         except asyncio.CancelledError:
             return None
 
-    async def load(
-        self,
-        session: Session,
-        items: Sequence[Item],
-        phase: Phase,
-        sink: Callable[[Request], object],
-        server_changed: Callable[[], Awaitable[str | None]] | None = None,
-        progress: Callable[[Progress], object] | None = None,
-    ) -> LoadResult:
-        """One phase, at the run's own concurrency."""
-        return await run_load(
+    def load(self, session: Session, items: Sequence[Item], phase: Phase, **hooks: Any) -> Load:
+        """One phase, at the run's own concurrency. `hooks`: Load's sink, server_changed and progress."""
+        return Load(
             items,
             phase=phase,
             concurrency=self.args.concurrency,
             transport=session.transport,
             settings=session.settings,
             zero_ns=self.zero_ns,
-            sink=sink,
-            server_changed=server_changed,
-            progress=progress,
+            **hooks,
         )
 
     async def scrape_after(self, session: Session, before: str, load: LoadResult | None) -> str:

@@ -29,7 +29,7 @@ import clients  # noqa: E402 - scripts, not packages
 import fidelity  # noqa: E402
 
 from specbench.inventory import Case, Item, read_inventory  # noqa: E402
-from specbench.load import run_event_loop, run_load  # noqa: E402
+from specbench.load import Load, run_event_loop  # noqa: E402
 from specbench.results import Request  # noqa: E402
 from specbench.stream import RequestSettings  # noqa: E402
 from specbench.transport import StreamTransport  # noqa: E402
@@ -38,13 +38,14 @@ Times = dict[str, dict[str, float]]  # case -> e2el and ttft in seconds
 
 
 async def ours(settings: RequestSettings, transport: StreamTransport, cases: Sequence[Case], users: int) -> Times:
-    """`cases` through run_load."""
+    """`cases` through our closed loop."""
     rows: list[Request] = []
     items = [Item(case, 0, position) for position, case in enumerate(cases)]
-    await run_load(
+    load = Load(
         items, phase="measured", concurrency=users, transport=transport, settings=settings, zero_ns=perf_counter_ns(),
         sink=rows.append,
     )  # fmt: skip
+    await load.run()
     failed = [row for row in rows if row.outcome != "ok"]
     if failed:
         raise SystemExit(f"our request {failed[0].case} ended as {failed[0].outcome}: {failed[0].error}")

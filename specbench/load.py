@@ -1,9 +1,10 @@
 """The closed loop: N users, each sending the next item of one schedule when its last request has ended.
 
-    result = await run_load(
+    load = Load(
         items, phase="measured", concurrency=8, transport=transport, settings=settings, zero_ns=perf_counter_ns(),
         sink=directory.append, server_changed=check, progress=show,
     )
+    result = await load.run()
 
 What a user waits for between two requests is only what the next request needs. Decoding the finished answer comes
 after, when no request has ended for a moment, one answer a turn of the event loop. Answers that end together, as a
@@ -25,7 +26,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal, TypeVar
 
@@ -58,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What run_load did.
+    """What a load did.
 
     Attributes:
         stopped: why the run ended before its schedule did (a sentence), else None.
@@ -84,37 +85,6 @@ class LoadResult:
         if lag is not None and lag > LATE_MS:
             sentences.append(f"the client's event loop was {lag:.1f} ms late at p99 (limit {LATE_MS:g} ms): {advice}")
         return sentences
-
-
-async def run_load(
-    items: Sequence[Item],
-    *,
-    phase: Phase,
-    concurrency: int,
-    transport: StreamTransport | ProxyTransport,
-    settings: RequestSettings,
-    zero_ns: int,
-    sink: Callable[[Request], object],
-    server_changed: Callable[[], Awaitable[str | None]] | None = None,
-    progress: Callable[[Progress], object] | None = None,
-) -> LoadResult:
-    """Send every item once.
-
-    Args:
-        items: the schedule; never more users than items.
-        phase: stored with each row.
-        concurrency: number of users.
-        transport: from transport_for(settings.url).
-        settings: what the requests share.
-        zero_ns: perf_counter_ns of the run's zero, which rows' start_s count from.
-        sink: takes each row, in order of completion, in a thread of its own. An exception from it stops the run.
-        server_changed: asked after a failed request; a sentence stops the run.
-        progress: called on the loop, at most every PROGRESS_INTERVAL_S and once at the end.
-
-    Cancelled, it still hands every finished request to `sink` before it raises CancelledError.
-    """
-    loop = _Load(items, phase, concurrency, transport, settings, zero_ns, sink, server_changed, progress)
-    return await loop.run()
 
 
 def event_loop_name() -> str:
@@ -144,29 +114,39 @@ def _uvloop() -> Any:
     return uvloop
 
 
-class _Load:
-    def __init__(
-        self,
-        items: Sequence[Item],
-        phase: Phase,
-        concurrency: int,
-        transport: StreamTransport | ProxyTransport,
-        settings: RequestSettings,
-        zero_ns: int,
-        sink: Callable[[Request], object],
-        server_changed: Callable[[], Awaitable[str | None]] | None,
-        progress: Callable[[Progress], object] | None,
-    ) -> None:
-        self._schedule = iter(items)
-        cases = {item.case.id: item.case for item in items}
+@dataclass(kw_only=True, eq=False, repr=False)
+class Load:
+    """One pass over a schedule: every item is sent once.
+
+    Attributes:
+        items: the schedule; never more users than items.
+        phase: stored with each row.
+        concurrency: number of users.
+        transport: from transport_for(settings.url).
+        settings: what the requests share.
+        zero_ns: perf_counter_ns of the run's zero, which rows' start_s count from.
+        sink: takes each row, in order of completion, in a thread of its own. An exception from it stops the run.
+        server_changed: asked after a failed request; a sentence stops the run.
+        progress: called on the loop, at most every PROGRESS_INTERVAL_S and once at the end.
+    """
+
+    items: Sequence[Item] = field(kw_only=False)
+    phase: Phase
+    concurrency: int
+    transport: StreamTransport | ProxyTransport
+    settings: RequestSettings
+    zero_ns: int
+    sink: Callable[[Request], object]
+    server_changed: Callable[[], Awaitable[str | None]] | None = None
+    progress: Callable[[Progress], object] | None = None
+
+    def __post_init__(self) -> None:
+        self._schedule = iter(self.items)
+        cases = {item.case.id: item.case for item in self.items}
         self._digests = {name: case.sha256 for name, case in cases.items()}
-        self._total = len(items)
-        self._phase: Phase = phase
-        self._users = min(concurrency, len(items))
-        self._failures_to_stop = max(concurrency, LEAST_FAILURES_TO_STOP)
-        self._transport, self._settings, self._zero_ns = transport, settings, zero_ns
-        self._writer = _Writer(sink, self._write_failed)
-        self._server_changed, self._progress = server_changed, progress
+        self._users = min(self.concurrency, len(self.items))
+        self._failures_to_stop = max(self.concurrency, LEAST_FAILURES_TO_STOP)
+        self._writer = _Writer(self.sink, self._write_failed)
         self._starting, self._decoding = Turns(), _WhenQuiet(self._users)
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.Task[None] | None = None
@@ -177,11 +157,12 @@ class _Load:
         self._started_ns = self._ended_ns = 0
 
     async def run(self) -> LoadResult:
+        """Run to the end, once. Cancelled, it still hands every finished request to `sink` before CancelledError."""
         self._loop = asyncio.get_running_loop()
-        opened, replaced = self._transport.opened, self._transport.replaced
-        await self._transport.open_ahead(self._settings.endpoint, self._users, CONNECT_TIMEOUT_S)
+        opened, replaced = self.transport.opened, self.transport.replaced
+        await self.transport.open_ahead(self.settings.endpoint, self._users, CONNECT_TIMEOUT_S)
         with self._writer, _frozen_heap():
-            self._health = _Health(self._transport, opened, replaced)
+            self._health = _Health(self.transport, opened, replaced)
             self._started_ns = self._ended_ns = perf_counter_ns()
             self._tasks = {asyncio.create_task(self._user(number)) for number in range(self._users)}
             ticker = asyncio.create_task(self._tick())
@@ -211,7 +192,7 @@ class _Load:
         await self._turn()
         for item in self._schedule:
             picked_ns = perf_counter_ns()
-            exchange = await send(self._transport, self._settings, item.case)
+            exchange = await send(self.transport, self.settings, item.case)
             if exchange.arrival.sent_ns:
                 self._health.wire_delays_ns.append(exchange.arrival.sent_ns - picked_ns)
             self._count_failures(exchange)
@@ -241,14 +222,14 @@ class _Load:
         if sample.outcome != "ok":
             self._failures += 1
             self._ask_server(exchange)
-        start_ns = exchange.start_ns - self._zero_ns
-        self._writer.put(_row(user, item, self._phase, start_ns, self._digests[item.case.id], sample))
+        start_ns = exchange.start_ns - self.zero_ns
+        self._writer.put(_row(user, item, self.phase, start_ns, self._digests[item.case.id], sample))
 
     def _ask_server(self, exchange: Exchange) -> None:
         """Ask whether the server is still the same, unless it answered this request by refusing it."""
         refused = 300 <= exchange.arrival.status < 500
-        if self._server_changed is not None and not refused and (self._check is None or self._check.done()):
-            self._check = asyncio.create_task(self._stop_if_changed(self._server_changed))
+        if self.server_changed is not None and not refused and (self._check is None or self._check.done()):
+            self._check = asyncio.create_task(self._stop_if_changed(self.server_changed))
 
     async def _stop_if_changed(self, server_changed: Callable[[], Awaitable[str | None]]) -> None:
         sentence = await server_changed()
@@ -277,9 +258,9 @@ class _Load:
             self._health.lags_ns.append(max(0, perf_counter_ns() - due_ns))
 
     def _show_progress(self) -> None:
-        if self._progress is not None:
+        if self.progress is not None:
             elapsed_s = (perf_counter_ns() - self._started_ns) / 1e9
-            self._progress(Progress(self._done, self._total, self._failures, self._tokens, elapsed_s))
+            self.progress(Progress(self._done, len(self.items), self._failures, self._tokens, elapsed_s))
 
 
 def _row(user: int, item: Item, phase: Phase, start_ns: int, prompt_sha256: str, sample: Sample) -> Request:

@@ -18,7 +18,7 @@ from scripted import DONE, END, GOOD, STREAM_HEAD, Do, Scripted, Step, chunk, ev
 
 from specbench import load, transport
 from specbench.inventory import Case, Item
-from specbench.load import LoadResult, Progress, run_load
+from specbench.load import Load, LoadResult, Progress
 from specbench.results import Request
 from specbench.stream import RequestSettings
 from specbench.transport import StreamTransport
@@ -47,7 +47,7 @@ def run(
     async def test() -> tuple[LoadResult, list[Request], Scripted]:
         client = StreamTransport()
         async with Scripted(answer) as server:
-            result = await run_load(
+            load = Load(
                 schedule(count),
                 phase="measured",
                 concurrency=users,
@@ -58,6 +58,7 @@ def run(
                 server_changed=server_changed,
                 progress=progress,
             )
+            result = await load.run()
             await client.aclose()
             return result, rows, server
 
@@ -99,10 +100,11 @@ def test_there_are_never_more_requests_at_once_than_users() -> None:
         steps = [STREAM_HEAD, 0.02, *(chunk(part) for part in GOOD), END, Do.CLOSE]
         client = StreamTransport()
         async with Counting(lambda _: steps) as server:
-            await run_load(
+            load = Load(
                 schedule(12), phase="measured", concurrency=3, transport=client, zero_ns=0, sink=lambda _: None,
                 settings=RequestSettings(url=server.url, model="m"),
             )  # fmt: skip
+            await load.run()
 
     asyncio.run(test())
     assert most == 3
@@ -141,12 +143,15 @@ def test_a_dead_server_stops_the_run(users: int, failures: int, steps: Sequence[
 def test_a_server_that_is_gone_stops_the_run(free_port: int) -> None:
     rows: list[Request] = []
     settings = RequestSettings(url=f"http://127.0.0.1:{free_port}", model="m")
-    result = asyncio.run(
-        run_load(
+
+    async def test() -> LoadResult:
+        load = Load(
             schedule(50), phase="measured", concurrency=2, transport=StreamTransport(), settings=settings, zero_ns=0,
             sink=rows.append,
-        )
-    )  # fmt: skip
+        )  # fmt: skip
+        return await load.run()
+
+    result = asyncio.run(test())
     assert result.stopped is not None and "connect_error" in result.stopped and str(free_port) in result.stopped
     assert {row.outcome for row in rows} == {"connect_error"}
 
@@ -199,12 +204,13 @@ def test_a_stop_loses_no_request_that_had_ended(monkeypatch: pytest.MonkeyPatch)
             sent.append(exchange.arrival.status)
             self._stop("enough")
 
-        monkeypatch.setattr(load._Load, "_count_failures", stop_at_once)
+        monkeypatch.setattr(load.Load, "_count_failures", stop_at_once)
         async with Scripted(lambda _: stream(*GOOD)) as server:
-            result = await run_load(
+            five = Load(
                 schedule(50), phase="measured", concurrency=5, transport=client, zero_ns=0, sink=rows.append,
                 settings=RequestSettings(url=server.url, model="m", timeout_s=5),
             )  # fmt: skip
+            result = await five.run()
             assert len(server.requests) == 5  # and not one more by the user that stopped the run
         return result
 
@@ -229,12 +235,11 @@ def test_a_cancellation_loses_no_request_that_had_ended(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(client._turns, "add", cancel_when_all_have_ended)
         async with Scripted(lambda _: stream(*GOOD)) as server:
-            run = asyncio.create_task(
-                run_load(
-                    schedule(50), phase="measured", concurrency=4, transport=client, zero_ns=0, sink=rows.append,
-                    settings=RequestSettings(url=server.url, model="m", timeout_s=5),
-                )
+            four = Load(
+                schedule(50), phase="measured", concurrency=4, transport=client, zero_ns=0, sink=rows.append,
+                settings=RequestSettings(url=server.url, model="m", timeout_s=5),
             )  # fmt: skip
+            run = asyncio.create_task(four.run())
             with pytest.raises(asyncio.CancelledError):
                 await run
             assert len(server.requests) == 4
@@ -295,7 +300,7 @@ CANCELLED = """
     sys.path[:0] = {path!r}
     from pathlib import Path
     from scripted import *
-    from specbench.load import run_event_loop, run_load
+    from specbench.load import Load, run_event_loop
     from specbench.results import ResultDirectory
     from specbench.stream import RequestSettings
     from specbench.transport import StreamTransport
@@ -307,8 +312,8 @@ CANCELLED = """
         async with Scripted(lambda number: [Do.HANG] if number >= 20 else good) as server:
             print("ready", flush=True)
             try:
-                await run_load(schedule(60), phase="measured", concurrency=2, transport=StreamTransport(), zero_ns=0,
-                               settings=RequestSettings(url=server.url, model="m"), sink=out.append)
+                await Load(schedule(60), phase="measured", concurrency=2, transport=StreamTransport(), zero_ns=0,
+                           settings=RequestSettings(url=server.url, model="m"), sink=out.append).run()
             except asyncio.CancelledError:
                 out.close()
                 print("cancelled", flush=True)

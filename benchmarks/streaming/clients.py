@@ -100,7 +100,7 @@ async def _session(client: str, users: int) -> Any:
 
 async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
     from specbench.inventory import Case, Item
-    from specbench.load import Phase, run_load
+    from specbench.load import Load, Phase
     from specbench.results import ResultDirectory, read_requests
     from specbench.stream import RequestSettings
     from specbench.transport import StreamTransport
@@ -115,10 +115,11 @@ async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
             settings = RequestSettings(url=url, model="m")
             items = [Item(case, 0, position) for position in range(requests)]
             cpu = time.process_time()
-            result = await run_load(
+            run = Load(
                 items, phase=phase, concurrency=task["users"], transport=transport, settings=settings,
                 zero_ns=perf_counter_ns(), sink=directory.append,
             )  # fmt: skip
+            result = await run.run()
             cpu = time.process_time() - cpu
             directory.close()
             peak = peak_memory_mb()
