@@ -13,7 +13,7 @@ HAUPT := haupt[sandbox]==2.18.0
 
 .PHONY: demo test lint bench clean lock sandbox
 
-# 40 tokens are enough to see copying gain; on two slow cores the article's 128 would take twice as long.
+# 40 tokens keep the demo within 8 minutes on two slow cores; the article's 128 would take twice as long.
 demo: .venv/demo
 	$(BIN)/python experiment.py --target local --out $(OUT) --concurrency 1,4,8 --repeats 2 --max-tokens 40
 

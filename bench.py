@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         inventory = read_inventory(args.prompts)
         target = find_target(args)
         directory = ResultDirectory(args.out)
-        bench = Bench(args, argv, inventory, target, directory)
         try:
+            bench = Bench(args, argv, inventory, target, directory)
             return run_event_loop(bench.run)
         finally:
-            if bench.measuring:
+            if bench is not None and bench.measuring:
                 directory.close()
             else:
                 directory.discard()
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = "what was measured so far is kept" if measured else "nothing was measured"
         say(f"bench.py: cannot write the results to {args.out}: {error.strerror or error}; {kept}")
         return 1 if measured else 2
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         say("bench.py: interrupted before anything was measured")
         return 130
 
@@ -65,7 +65,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; a mistake in it is one sentence and exit code 2."""
     parser = Parser(prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=_whole(1), required=True, help="number of closed-loop users")
-    parser.add_argument("--repeats", type=_whole(1), default=10, help="times that each case is sent (default 10)")
+    parser.add_argument("--repeats", type=_whole(1, 100_000), default=10, help="times each case is sent (default 10)")
     parser.add_argument("--out", type=Path, required=True, help="result directory; must be new or empty")
     parser.add_argument("--service-run", metavar="UUID", help="Polyaxon run of the service")
     parser.add_argument("-p", "--project", help="its project, PROJECT or OWNER/PROJECT: then no SERVICE_URL is needed")
@@ -87,11 +87,13 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
         return value
 
     parse.__name__ = "whole number"
@@ -99,9 +101,12 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not value > 0:  # nan neither
-        raise argparse.ArgumentTypeError(f"{text} is not a time above 0 s")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 s")
     if value > LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is more than {LONGEST_S:.0f} s")
     return value

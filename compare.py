@@ -22,7 +22,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from specbench import UserError, printable
+from specbench import Parser, UserError, printable
 from specbench.equality import (
     IDENTICAL,
     TOO_FEW,
@@ -35,7 +35,7 @@ from specbench.equality import (
 )
 from specbench.estimates import Line, Runs, estimate
 from specbench.pairing import METRICS, Deployment, Floats, Ints, Pair, check_gates, pair
-from specbench.results import tool, write_atomically
+from specbench.results import check_writable, tool, write_atomically
 
 FORMAT = 1
 WIDTH = 100
@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print the table, write what was asked for; the exit code."""
     arguments = _parser().parse_args(argv)
     try:
+        for option in ("json", "markdown"):
+            if (path := getattr(arguments, option)) is not None:
+                check_writable(path, f"--{option}")
         result, shown = _compared(arguments)
         for path, content in ((arguments.json, _json_bytes), (arguments.markdown, _markdown_bytes)):
             if path is not None:
@@ -667,8 +670,8 @@ def show_case(pair: Pair, result: Mapping[str, Any], case: str) -> str:
 # ---- command line
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("base", type=Path, metavar="BASE", help="result directory of the base, as a rule the baseline")

@@ -38,6 +38,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -281,7 +282,7 @@ class ProcessTarget:
         return {"proven": [*gone, *memory["proven"]], "not_proven": memory["not_proven"]}
 
     def prove_memory(self, deployment: Deployment) -> dict[str, list[str]]:
-        return {"proven": [], "not_proven": ["GPU memory (not checked: this engine uses no GPU)"]}
+        return {"proven": [], "not_proven": []}  # the embedded engine holds no GPU
 
     def last_lines(self, deployment: Deployment, count: int = 15) -> str:
         """The end of the server's log, indented, safe for a terminal."""
@@ -809,19 +810,28 @@ def closing(experiment: Experiment) -> str:
     for load, step in experiment.document["comparisons"].items():
         blocks += [f"==== {users(int(load))}", (experiment.folder / step["text"]).read_text()]
         summary.append((users(int(load)), json.loads((experiment.folder / step["json"]).read_bytes())))
-    blocks += ["==== In short: ngram against baseline, end-to-end latency (E2EL; a ratio below 1 is faster)"]
-    blocks += [in_short(load, result) for load, result in summary]
+    blocks += ["==== In short: end-to-end latency (E2EL), ngram / baseline; below 1 ngram is faster"]
+    blocks += in_short(summary)
+    if any(result["verdict"]["verdict"] == "not comparable" for _, result in summary):
+        blocks += ["not comparable: outputs differ by more than these repeats can judge; more --repeats can."]
     unproven = {sentence for one in experiment.deployments for sentence in one["proof"]["not_proven"]}
     blocks += [f"Not proven between deployments: {sentence}" for sentence in sorted(unproven)]
     return "\n".join(blocks)
 
 
-def in_short(load: str, result: dict[str, Any]) -> str:
-    """One load: ratio and verdict, families first when there are several."""
-    metric = result["metrics"]["e2el"]
-    lines = [*metric["families"].values(), metric["overall"]]
-    parts = [f"{printable(line['name'])} {ratio(line['interval']['ratio'])}" for line in lines]
-    return f"{load:>9}: {', '.join(parts)}; verdict: {printable(str(result['verdict']['verdict']))}"
+def in_short(results: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """A line a load: the ratio of each family and overall, and the verdict."""
+    rows: list[list[str]] = []
+    for load, result in results:
+        metric = result["metrics"]["e2el"]
+        lines = [*metric["families"].values(), metric["overall"]]
+        if not rows:
+            rows.append(["", *(printable(line["name"]) for line in lines), "verdict"])
+        verdict = printable(str(result["verdict"]["verdict"]))
+        rows.append([load, *(ratio(line["interval"]["ratio"]) for line in lines), verdict])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1] = 0
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def ratio(value: float | None) -> str:
@@ -892,7 +902,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"experiment.py: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        sentence = f"interrupted, and all that it started is ended; go on with --out {arguments.out} --resume"
+        again = shlex.join([sys.executable, sys.argv[0], "--out", str(arguments.out), "--resume"])
+        sentence = f"interrupted, and all that it started is ended; go on with: {again}"
         if experiment is None:
             sentence = "interrupted before anything was started: give the same command again"
         print(f"experiment.py: {sentence}", file=sys.stderr)

@@ -36,10 +36,20 @@ except ModuleNotFoundError as error:
 
 from compare import FORMAT as COMPARISON_FORMAT
 from compare import NOT_COMPARABLE, Options, compare
-from specbench import UserError, printable
+from specbench import Parser, UserError, printable
 from specbench.equality import IDENTICAL, WITHIN
 from specbench.estimates import IN_THIS_PAIR
-from specbench.results import distribution, now, read_manifest, read_requests, read_summary, tool, write_atomically
+from specbench.results import (
+    check_unedited,
+    check_writable,
+    distribution,
+    now,
+    read_manifest,
+    read_requests,
+    read_summary,
+    tool,
+    write_atomically,
+)
 
 Json = dict[str, Any]
 
@@ -66,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read, draw, write one file; print its path."""
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.out is not None:
+            check_writable(arguments.out, "--out")
         try:
             evidence = gather(arguments.directories)
             content = page(evidence, text=not arguments.no_text).encode(errors="backslashreplace")
@@ -84,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
@@ -327,7 +339,9 @@ def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Outpu
             output.counts[deployment["side"]] += 1
     arrays = {metric: {family: np.array(values) for family, values in of.items()} for metric, of in times.items()}
     side, mode = deployment["side"], deployment["mode"] or deployment["side"]
-    return Run(deployment["directory"], side, mode, read_manifest(path), read_summary(path), arrays)
+    manifest, summary = read_manifest(path), read_summary(path)
+    check_unedited(path, manifest, summary)
+    return Run(deployment["directory"], side, mode, manifest, summary, arrays)
 
 
 # ---- the answer

@@ -407,10 +407,12 @@ def _overall(
     return WITHIN, "the candidate gave nothing that the base did not give"
 
 
-def _assumption(base_p: float | None, tested: bool) -> str:
+def _assumption(base_p: float | None, tested: bool, base_tested: bool) -> str:
     if not tested:
         return "Outputs that agree need no test; where they differ, no floor was measured."
-    shown = "not measured, one base deployment or one repeat" if base_p is None else f"p = {base_p:.2g}"
+    shown = f"p = {base_p:.2g}" if base_p is not None else "not measured, one base deployment or one repeat"
+    if base_tested and base_p is None:
+        shown = "too few outputs for any test to reject"
     return (
         "Assumes each repeat is an independent draw and redeploying the baseline would not change its outputs "
         f"(base/base: {shown})."
@@ -443,7 +445,7 @@ def judge_cases(cases: Sequence[CaseEquality], alpha: float = 0.05, seed: int = 
     return Equality(
         verdict=verdict,
         sentence=why,
-        assumption=_assumption(base_p, bool(tests)),
+        assumption=_assumption(base_p, bool(tests), any(case.base_tests for case in cases)),
         combined_p=combined,
         base_p=base_p,
         floor=math.fsum(floors) / len(floors) if floors else None,

@@ -142,6 +142,8 @@ def _case(line: str, where: str) -> Case:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"{where} is not a case: {error}") from None
     except RecursionError:
         raise UserError(f"{where} is not a case: it is nested too deeply") from None
     if not isinstance(value, dict):
@@ -151,6 +153,8 @@ def _case(line: str, where: str) -> Case:
     for key in ("id", "family"):
         if not isinstance(value.get(key), str) or not value[key].strip():
             raise UserError(f"{where} needs {key!r}, a text that is not empty")
+    if value["family"].strip() == "overall":
+        raise UserError(f"{where} has the family 'overall', which is the word for all families: choose another")
     max_tokens = value.get("max_tokens")
     if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1):
         raise UserError(f"{where}: max_tokens must be a whole number of at least 1")

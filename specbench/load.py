@@ -39,8 +39,8 @@ LEAST_FAILURES_TO_STOP = 5
 LAG_INTERVAL_S = 0.02
 PROGRESS_INTERVAL_S = 0.25
 QUIET_S = 0.002
-# Warn above these. The comparison has limits of its own (specbench/pairing.py).
-BUSY_SHARE, LATE_MS = 0.5, 2.0
+# Warn above these, as the comparison's gates do (specbench/pairing.py).
+BUSY_SHARE, LATE_MS, LATE_SHARE = 0.5, 2.0, 0.01
 
 Phase = Literal["warmup", "measured"]
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class LoadResult:
         failures: those of them that were not ok.
         elapsed_s: first request to last end.
         client: the client's own health, as summary.json holds it.
+        e2el_mean_s: of the requests that were ok; what a late loop is held against.
     """
 
     stopped: str | None
@@ -74,6 +75,7 @@ class LoadResult:
     failures: int
     elapsed_s: float
     client: dict[str, float | int | None]
+    e2el_mean_s: float = 0.0
 
     def warnings(self) -> list[str]:
         """Sentences for the cases where the client itself may have shaped the figures."""
@@ -82,7 +84,7 @@ class LoadResult:
         sentences = []
         if share is not None and share > BUSY_SHARE:
             sentences.append(f"the client was busy {share:.0%} of the time (limit {BUSY_SHARE:.0%}): {advice}")
-        if lag is not None and lag > LATE_MS:
+        if lag is not None and lag > max(LATE_MS, LATE_SHARE * self.e2el_mean_s * 1e3):
             sentences.append(f"the client's event loop was {lag:.1f} ms late at p99 (limit {LATE_MS:g} ms): {advice}")
         return sentences
 
@@ -153,7 +155,7 @@ class Load:
         self._stopped: str | None = None
         self._over = False
         self._failures_in_a_row = 0
-        self._done = self._failures = self._tokens = 0
+        self._done = self._failures = self._tokens = self._ok_ns = 0
         self._started_ns = self._ended_ns = 0
 
     async def run(self) -> LoadResult:
@@ -180,7 +182,9 @@ class Load:
             await self._check
         self._show_progress()
         elapsed_s = (self._ended_ns - self._started_ns) / 1e9
-        return LoadResult(self._stopped or self._writer.problem(), self._done, self._failures, elapsed_s, client)
+        e2el_mean_s = self._ok_ns / 1e9 / max(1, self._done - self._failures)
+        stopped = self._stopped or self._writer.problem()
+        return LoadResult(stopped, self._done, self._failures, elapsed_s, client, e2el_mean_s)
 
     async def _wait_for_users(self) -> None:
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -222,6 +226,8 @@ class Load:
         if sample.outcome != "ok":
             self._failures += 1
             self._ask_server(exchange)
+        else:
+            self._ok_ns += sample.e2el_ns or 0
         start_ns = exchange.start_ns - self.zero_ns
         self._writer.put(_row(user, item, self.phase, start_ns, self._digests[item.case.id], sample))
 

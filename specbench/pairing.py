@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench import UserError
-from specbench.results import Request, read_manifest, read_requests, read_summary
+from specbench.results import Request, check_unedited, read_manifest, read_requests, read_summary
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -171,6 +171,7 @@ def load(directory: Path, side: Side, outputs: Outputs) -> Deployment:
         if request.phase == "measured":
             rows.add(request)
     rows.check_whole()
+    check_unedited(directory, manifest, summary)
     return Deployment(
         name=str(directory),
         side=side,
@@ -300,7 +301,7 @@ class _Schedule(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    mode: str | None
+    mode: Literal["baseline", "ngram"] | None
     mode_verified: dict[str, str]
     server: _Server
     request: dict[str, Any]

@@ -3,12 +3,13 @@
     requests.jsonl      a line per request, appended as it completes
     metrics-before.txt  /metrics after the warm-up        metrics-after.txt  /metrics after the last request
     manifest.json       what was asked of whom, and how the answer was verified
-    summary.json        written last, atomically: no summary means the run did not end
+    summary.json        written last, atomically, with requests.jsonl's SHA-256: no summary means the run did not end
 
 Killed at any moment the directory is still readable: every line is written whole, in one call.
 """
 
 import errno
+import hashlib
 import importlib.metadata
 import math
 import os
@@ -309,7 +310,37 @@ def summarize(
         "server": server,
         "client": client,
         "warnings": list(warnings),
+        "requests_sha256": _digest(directory / REQUESTS),
     }
+
+
+def check_unedited(directory: Path, manifest: dict[str, Any], summary: dict[str, Any]) -> None:
+    """Raise UserError where the files of a result directory are no longer the ones that bench.py left.
+
+    A summary without a digest, as the first version wrote it, is held against the manifest alone.
+    """
+    again = "it was edited or replaced: run bench.py again with a fresh --out"
+    said = summary.get("requests_sha256")
+    if said is not None and said != _digest(directory / REQUESTS):
+        raise UserError(f"{directory / REQUESTS} is not the file that {SUMMARY} beside it was made of; {again}")
+    if manifest.get("status") != summary.get("status"):
+        raise UserError(
+            f"{directory / MANIFEST} says {manifest.get('status')} and {SUMMARY} {summary.get('status')}; {again}"
+        )
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise UserError where writing `path`, given to `option`, would be beside or over what was measured."""
+    if (path.parent / REQUESTS).exists() or path.name in (REQUESTS, MANIFEST, SUMMARY, "experiment.json"):
+        raise UserError(f"{option} {path} is where measurements are kept: name a file outside of result directories")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def summary_table(directory: Path, manifest: dict[str, Any], summary: dict[str, Any]) -> str:

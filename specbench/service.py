@@ -44,9 +44,10 @@ def check_url(url: str | None, *, service_run: str | None, token: str | None, in
         )
     try:
         parts, host = urlsplit(url), httpx.URL(url).host
+        parts.port  # noqa: B018 - raises where it is none
     except (ValueError, httpx.InvalidURL):  # brackets or a port that are none
         parts, host = urlsplit(""), ""
-    if parts.scheme not in ("http", "https") or not host or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not host or not parts.hostname or re.search(r"\s", url):
         raise UserError(f"{url!r} is not a URL with http:// or https:// and a host; check SERVICE_URL or --url")
     if token and not re.fullmatch("[!-~]+", token):
         raise UserError("the token holds a blank, a line break or a letter beyond ASCII: set POLYAXON_TOKEN again")
@@ -159,19 +160,21 @@ async def _model(client: httpx.AsyncClient, wanted: str | None) -> dict[str, Any
     refuse_unauthorized(answer.status_code)
     try:
         offered = answer.raise_for_status().json()["data"]
-        by_id = {entry["id"]: entry for entry in offered}
+        by_id = {str(entry["id"]): entry for entry in offered}
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{client.base_url}v1/models answered HTTP {answer.status_code} and no list of models: "
             "is this an OpenAI-compatible server?"
         ) from None
+    if not by_id:
+        raise UserError(f"the server at {client.base_url} offers no model: see its log")
     names = ", ".join(map(printable, by_id))
     if wanted is None and len(by_id) != 1:
         raise UserError(f"the server offers {len(by_id)} models ({names}); choose one with --model")
     if wanted is not None and wanted not in by_id:
         raise UserError(f"the server does not serve --model {wanted}; it serves {names}")
     entry = by_id[wanted] if wanted is not None else next(iter(by_id.values()))
-    return {"id": entry["id"], "root": entry.get("root"), "max_model_len": entry.get("max_model_len")}
+    return {"id": str(entry["id"]), "root": entry.get("root"), "max_model_len": entry.get("max_model_len")}
 
 
 async def _health_round_trips(client: httpx.AsyncClient) -> dict[str, float]:
@@ -312,12 +315,13 @@ def check_room(server: Server, cases: Sequence[Case], prompt_tokens: Mapping[str
     speculation = (server.record or {}).get("speculative_config") or {}
     k = int((server.record or {}).get("num_speculative_tokens") or speculation.get("num_speculative_tokens", 0))
     for case in cases:
-        tokens = prompt_tokens.get(case.id)
+        tokens = prompt_tokens.get(case.id, 1)  # before any is counted: no prompt is shorter
+        least = "" if case.id in prompt_tokens else "at least "
         wanted = case.max_tokens or max_tokens
-        if tokens is not None and tokens + wanted + k > limit:
+        if tokens + wanted + k > limit:
             raise UserError(
-                f"case {case.id} does not fit: {tokens} prompt tokens + {wanted} max_tokens + {k} drafted > {limit} "
-                "(the server's max_model_len), "
+                f"case {case.id} does not fit: {least}{tokens} prompt tokens + {wanted} max_tokens + {k} drafted > "
+                f"{limit} (the server's max_model_len), "
                 "and past it drafting stops for the whole batch; shorten it or lower --max-tokens"
             )
 

@@ -169,7 +169,7 @@ def recomputed(paths: list[Path], metric: str) -> dict[str, dict[str, float]]:
     tpot = "(.completion_tokens - (.first_tokens // 1)) as $n | if $n >= 1 then .decode_s / $n else null end"
     value = {"e2el": ".e2el_s", "ttft": ".ttft_s", "tpot": tpot}[metric]
     middle = "sort | if length % 2 == 1 then .[(length - 1) / 2] else (.[length / 2 - 1] + .[length / 2]) / 2 end"
-    numbers = f'{{median: ({middle}), mean_log: (map(log) | add / length)}}'
+    numbers = f"{{median: ({middle}), mean_log: (map(log) | add / length)}}"
     program = f"""
         map(select(.phase == "measured") | {{family, value: ({value})}} | select(.value != null))
         | [(group_by(.family)[] | {{key: .[0].family, value: (map(.value) | {numbers})}}),
@@ -190,9 +190,7 @@ def recomputed(paths: list[Path], metric: str) -> dict[str, dict[str, float]]:
             if row["phase"] == "measured" and number:
                 values[row["family"]].append(number)
                 values["overall"].append(number)
-    return {
-        name: {"median": median(of), "mean_log": sum(map(math.log, of)) / len(of)} for name, of in values.items()
-    }
+    return {name: {"median": median(of), "mean_log": sum(map(math.log, of)) / len(of)} for name, of in values.items()}
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -536,6 +534,36 @@ def test_an_unusable_directory_ends_with_2_and_no_traceback(deployment: str, her
     assert done.returncode == 2
     assert done.stderr.startswith(f"compare.py: {deployment}/requests.jsonl line 1") and done.stderr.count("\n") == 1
     assert not Path("out.json").exists()
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+@pytest.mark.parametrize("file", ["baseline-c1/requests.jsonl", "ngram-c1/manifest.json", "ngram-c1/new.json"])
+def test_nothing_is_written_over_what_was_measured(
+    option: str, file: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_pair_of(repeats=2)
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    run("baseline-c1", "ngram-c1", option, file, code=2)
+    assert f"compare.py: {option} {file} is where measurements are kept" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("summary.json", {"requests_sha256": "0" * 64}, "requests.jsonl is not the file that summary.json"),
+        ("manifest.json", {"status": "interrupted"}, "manifest.json says interrupted and summary.json complete"),
+        ("manifest.json", {"mode": "eagle"}, "manifest.json is not what bench.py writes"),
+    ],
+)
+def test_files_that_contradict_each_other_are_refused(
+    file: str, change: dict[str, Any], says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_pair_of(repeats=2)
+    path = here / "ngram-c1" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    run("baseline-c1", "ngram-c1", code=2)
+    assert says in capsys.readouterr().err
 
 
 def test_the_json_is_documented_key_by_key(here: Path) -> None:

@@ -596,3 +596,17 @@ def test_killed_at_ten_moments_and_resumed_each_time(tmp_path: Path, prompts: Pa
 
 def test_a_free_port_is_free() -> None:
     assert not experiment.port_answers(find_free_port())
+
+
+def test_the_end_is_a_table_with_a_line_a_load() -> None:
+    def result(copy: float | None, overall: float, verdict: str) -> dict[str, Any]:
+        line = {"name": "copy", "interval": {"ratio": copy}}
+        whole = {"name": "overall", "interval": {"ratio": overall}}
+        return {"metrics": {"e2el": {"families": {"copy": line}, "overall": whole}}, "verdict": {"verdict": verdict}}
+
+    loads = [("1 user", result(0.5581, 0.98, "faster")), ("16 users", result(None, 1.2, "not comparable"))]
+    assert experiment.in_short(loads) == [
+        "          copy  overall  verdict",
+        "  1 user  0.56     0.98  faster",
+        "16 users     –     1.20  not comparable",
+    ]

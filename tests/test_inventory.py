@@ -31,6 +31,8 @@ def write(path: Path, *lines: object) -> Path:
         (["", "  "], "holds no case"),
         ([GOOD, "{not json"], "line 2 is not JSON"),
         (["[1, 2]"], "line 1 is not a JSON object"),
+        (['{"id":' + "9" * 6000 + "}"], "line 1 is not a case"),
+        ([{**GOOD, "family": " overall"}], "the family 'overall'"),
         ([GOOD, GOOD], "the id 'a' was used in line 1 already"),
         ([{**GOOD, "prompt": "x"}], "unknown key 'prompt'"),
         ([{**GOOD, "id": ""}], "needs 'id'"),

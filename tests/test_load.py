@@ -383,6 +383,12 @@ def test_a_busy_client_is_a_warning() -> None:
     assert LoadResult(None, 1, 0, 1.0, client).warnings() == []
 
 
+def test_a_late_loop_is_held_against_what_is_measured() -> None:
+    client: dict[str, float | int | None] = {"cpu_share": 0.1, "loop_lag_p99_ms": 4.3}
+    assert LoadResult(None, 1, 0, 1.0, client, e2el_mean_s=4.8).warnings() == []
+    assert len(LoadResult(None, 1, 0, 1.0, client, e2el_mean_s=0.42).warnings()) == 1
+
+
 def test_progress_ends_with_everything() -> None:
     seen: list[Progress] = []
     run(lambda _: stream(*GOOD), 5, 2, progress=seen.append)

@@ -1,5 +1,6 @@
 """The result directory: to the key, readable after any end, and a summary that anyone can recompute."""
 
+import hashlib
 import json
 import math
 import os
@@ -17,7 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench import UserError, results
-from specbench.results import Request, ResultDirectory, Throughput, distribution, read_requests, summarize
+from specbench.results import (
+    REQUESTS,
+    Request,
+    ResultDirectory,
+    Throughput,
+    check_unedited,
+    check_writable,
+    distribution,
+    read_requests,
+    summarize,
+)
 
 KEYS = """
 case family repeat position user phase start_s ttft_s e2el_s decode_s prompt_tokens completion_tokens first_tokens
@@ -261,3 +272,27 @@ def test_an_atomic_write_that_fails_leaves_no_part_behind(tmp_path: Path) -> Non
 )
 def test_a_public_url_holds_no_credentials_even_where_it_is_none(url: str, public: str) -> None:
     assert results.public_url(url) == public
+
+
+def test_a_request_edited_afterwards_is_noticed(tmp_path: Path) -> None:
+    path = written(tmp_path / "r", request(), request(position=1))
+    manifest: dict[str, Any] = {"status": "complete"}
+    summary = {"status": "complete", "requests_sha256": hashlib.sha256((path / REQUESTS).read_bytes()).hexdigest()}
+    check_unedited(path, manifest, summary)
+    check_unedited(path, manifest, {"status": "complete"})  # of a version that wrote no digest
+    with pytest.raises(UserError, match="says interrupted and"):
+        check_unedited(path, {"status": "interrupted"}, summary)
+    content = (path / REQUESTS).read_text()
+    (path / REQUESTS).write_text(content.replace('"ok"', '"OK"', 1))
+    with pytest.raises(UserError, match="beside it was made of"):
+        check_unedited(path, manifest, summary)
+
+
+def test_nothing_is_written_over_measurements(tmp_path: Path) -> None:
+    path = written(tmp_path / "r", request())
+    for name in ("requests.jsonl", "manifest.json", "summary.json", "page.html"):
+        with pytest.raises(UserError, match="where measurements are kept"):
+            check_writable(path / name, "--json")
+    with pytest.raises(UserError, match="where measurements are kept"):
+        check_writable(tmp_path / "experiment.json", "--out")
+    check_writable(tmp_path / "compare-c1.json", "--json")
