@@ -20,13 +20,16 @@ from typing import Any
 
 import httpx
 
-from specbench import Parser, UserError, polyaxon_run, printable, results, service
-from specbench.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
-from specbench.load import Load, LoadResult, Phase, Progress, event_loop_name, run_event_loop
-from specbench.results import Request, ResultDirectory
-from specbench.service import Metrics, Server
-from specbench.stream import RequestSettings
-from specbench.transport import ProxyTransport, StreamTransport, tls_context, transport_for
+from specbench import Parser, UserError, printable
+from specbench.client import service
+from specbench.client.load import Load, LoadResult, Phase, Progress, event_loop_name, run_event_loop
+from specbench.client.service import Metrics, Server
+from specbench.client.stream import RequestSettings
+from specbench.client.transport import ProxyTransport, StreamTransport, tls_context, transport_for
+from specbench.polyaxon import polyaxon_run
+from specbench.record import results
+from specbench.record.results import Request, ResultDirectory
+from specbench.workload.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
 
 LONGEST_S = 1e6
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from specbench import Parser, UserError, printable
-from specbench.equality import (
+from specbench.comparison.equality import (
     IDENTICAL,
     TOO_FEW,
     WITHIN,
@@ -33,9 +33,9 @@ from specbench.equality import (
     judge_cases,
     pass_rates,
 )
-from specbench.estimates import Line, Runs, estimate
-from specbench.pairing import METRICS, Deployment, Floats, Ints, Pair, check_gates, pair
-from specbench.results import check_writable, tool, write_atomically
+from specbench.comparison.estimates import Line, Runs, estimate
+from specbench.comparison.pairing import METRICS, Deployment, Floats, Ints, Pair, check_gates, pair
+from specbench.record.results import check_writable, tool, write_atomically
 
 FORMAT = 1
 WIDTH = 100

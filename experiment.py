@@ -56,9 +56,9 @@ import psutil
 
 from launch_vllm import REDACTED, redacted
 from specbench import Parser, UserError, printable
-from specbench.inventory import read_inventory
-from specbench.polyaxon_run import PolyaxonTarget, Runs, params_in
-from specbench.results import json_bytes, now, read_manifest, read_summary, tool, write_atomically
+from specbench.polyaxon.polyaxon_run import PolyaxonTarget, Runs, params_in
+from specbench.record.results import json_bytes, now, read_manifest, read_summary, tool, write_atomically
+from specbench.workload.inventory import read_inventory
 
 ROOT = Path(__file__).resolve().parent
 HOST = "127.0.0.1"

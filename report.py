@@ -28,8 +28,8 @@ try:
     import jinja2
     from markupsafe import Markup, escape
 
-    from specbench import charts
-    from specbench.charts import Effect, Floats, Span
+    from specbench.page import charts
+    from specbench.page.charts import Effect, Floats, Span
 except ModuleNotFoundError as error:
     print(f"report.py: the page needs {error.name}: pip install -r requirements-demo.txt", file=sys.stderr)
     sys.exit(2)
@@ -37,9 +37,9 @@ except ModuleNotFoundError as error:
 from compare import FORMAT as COMPARISON_FORMAT
 from compare import NOT_COMPARABLE, Options, compare
 from specbench import Parser, UserError, printable
-from specbench.equality import IDENTICAL, WITHIN
-from specbench.estimates import IN_THIS_PAIR
-from specbench.results import (
+from specbench.comparison.equality import IDENTICAL, WITHIN
+from specbench.comparison.estimates import IN_THIS_PAIR
+from specbench.record.results import (
     check_unedited,
     check_writable,
     distribution,

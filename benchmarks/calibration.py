@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from specbench import equality, estimates
+from specbench.comparison import equality, estimates
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from simulated import write_run  # noqa: E402
+from support.simulated_runs import write_run  # noqa: E402
 
 LIMIT_S, LIMIT_MB = 15.0, 500.0
 CHARACTERS = 200

@@ -28,11 +28,11 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent), str(Path(__file__).parent
 import clients  # noqa: E402 - scripts, not packages
 import fidelity  # noqa: E402
 
-from specbench.inventory import Case, Item, read_inventory  # noqa: E402
-from specbench.load import Load, run_event_loop  # noqa: E402
-from specbench.results import Request  # noqa: E402
-from specbench.stream import RequestSettings  # noqa: E402
-from specbench.transport import StreamTransport  # noqa: E402
+from specbench.client.load import Load, run_event_loop  # noqa: E402
+from specbench.client.stream import RequestSettings  # noqa: E402
+from specbench.client.transport import StreamTransport  # noqa: E402
+from specbench.record.results import Request  # noqa: E402
+from specbench.workload.inventory import Case, Item, read_inventory  # noqa: E402
 
 Times = dict[str, dict[str, float]]  # case -> e2el and ttft in seconds
 

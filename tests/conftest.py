@@ -1,25 +1,13 @@
 """Fixtures that several test files share: a free port, the embedded engine, and what CI must not skip."""
 
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def find_free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+from support import ROOT, find_free_port, wait_until_healthy
 
 
 @pytest.fixture
@@ -61,16 +49,3 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
         process.terminate()
     for process, _ in running.values():
         process.wait(timeout=30)
-
-
-def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = 60) -> None:
-    """Wait until `url`/health answers 200; fail with the log's end when the process dies or time is up."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    process.kill()
-    pytest.fail(f"the server did not get healthy: {log.read_text(errors='replace')[-2000:]}")

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from packaging.requirements import Requirement
+from support import ROOT
 
 FILES = ("requirements.txt", "requirements-demo.txt", "requirements-test.txt")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import ROOT
 
 from compare import Options, compare
-from specbench.results import Request, read_manifest, read_requests, read_summary
+from specbench.record.results import Request, read_manifest, read_requests, read_summary
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "h200-smollm2-135m"
 LOADS = (1, 4, 8)
 BASES, CANDIDATES = ("01", "04", "05", "08"), ("02", "03", "06", "07")

@@ -99,11 +99,11 @@ async def _session(client: str, users: int) -> Any:
 
 
 async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
-    from specbench.inventory import Case, Item
-    from specbench.load import Load, Phase
-    from specbench.results import ResultDirectory, read_requests
-    from specbench.stream import RequestSettings
-    from specbench.transport import StreamTransport
+    from specbench.client.load import Load, Phase
+    from specbench.client.stream import RequestSettings
+    from specbench.client.transport import StreamTransport
+    from specbench.record.results import ResultDirectory, read_requests
+    from specbench.workload.inventory import Case, Item
 
     case = Case("c", "f", [{"role": "user", "content": TEXT}], None, None)
     transport = StreamTransport()

@@ -1,0 +1,1 @@
+"""Measuring: from a scheduled request to a row of requests.jsonl."""

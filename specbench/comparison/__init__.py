@@ -1,0 +1,1 @@
+"""From result directories of two modes to ratios, gates and verdicts."""

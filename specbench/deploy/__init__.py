@@ -1,0 +1,1 @@
+"""A whole experiment: deploy, measure, stop, prove the device free, next."""

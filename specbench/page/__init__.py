@@ -1,0 +1,1 @@
+"""An experiment as one HTML page."""

@@ -1,0 +1,1 @@
+"""Polyaxon's API, and the services that run there."""

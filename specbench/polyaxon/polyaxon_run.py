@@ -1,0 +1,680 @@
+"""A Polyaxon run: find the service behind it, deploy one, stop it and show that it is gone.
+
+polyaxon is imported where it is used, so that everything else runs where it is not installed. Three rules hold here:
+every wait has a deadline of its own (the client's waits have none), an API that is away for a while is asked again
+instead of ending a measurement, and the token never reaches a log (the client logs its whole configuration, token
+included, when a call fails: its logger is switched off).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import time
+import uuid as uuids
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from specbench import UserError, printable
+from specbench.client.transport import tls_context
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+DONE = frozenset({"failed", "upstream_failed", "stopped", "skipped", "succeeded"})
+HANDED_OVER = frozenset({"scheduled", "starting", "running", "processing", "warning", "unschedulable", "unknown"})
+SERVED_FILE = "launch_vllm.py"  # all that service.yaml runs: the image holds the rest
+UPLOADS = "uploads"  # where `polyaxon run -u` puts files, and the working directory of service.yaml
+POLL_S = 1.0
+CALL_TIMEOUT_S = 60.0
+
+# {host}/{prefix}/v1/{namespace}/{owner}/{project}/runs/{uuid}/{port}/
+_RUN_PATH = re.compile(r"/v1/[^/]+/(?P<owner>[^/]+)/(?P<project>[^/]+)/runs/(?P<uuid>[0-9a-fA-F-]{32,36})(?:/|$)")
+
+
+class NoAccess(UserError):
+    """The API could not be asked (not installed, not reachable, not allowed): what it would say is not verified."""
+
+
+class RunMissing(UserError):
+    """The API has no such run in this project: deleted, of another project, or mistyped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAddress:
+    """Whose run a service URL leads to."""
+
+    owner: str
+    project: str
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRun:
+    """A service as Polyaxon knows it; `inputs` are its parameters, `token` opens `url`."""
+
+    uuid: str
+    owner: str
+    project: str
+    namespace: str
+    status: str
+    url: str
+    inputs: dict[str, Any]
+    token: str | None = field(repr=False)
+
+    @property
+    def mode(self) -> str | None:
+        value = self.inputs.get("mode")
+        return None if value is None else str(value)
+
+    def __str__(self) -> str:
+        return f"run {self.uuid} of {self.owner}/{self.project}"
+
+
+def address_in(url: str) -> RunAddress | None:
+    """The run that a service URL names, or None when it is not a Polyaxon URL."""
+    found = _RUN_PATH.search(urlsplit(url).path)
+    return RunAddress(found["owner"], found["project"], _uuid(found["uuid"])) if found else None
+
+
+def find_service(
+    service_run: str,
+    project: str | None = None,
+    owner: str | None = None,
+    url: str | None = None,
+    insecure_http: bool = False,
+) -> ServiceRun:
+    """The service of run `service_run`, ready to be asked; `project` may be OWNER/PROJECT as in the CLI.
+
+    Owner and project come from `url` where the flags do not give them.
+
+    Raises:
+      NoAccess: the API cannot be asked; with a URL at hand the caller may go on, "not verified".
+      UserError: the run is not one to measure: unknown, of another project, not a service, or over.
+    """
+    known = address_in(url) if url else None
+    if known and "/" not in (project or ""):
+        owner, project = owner or known.owner, project or known.project
+    if project is None:
+        raise UserError("--service-run needs -p PROJECT (or OWNER/PROJECT), or a service URL that names them")
+    runs = Runs(project, owner, insecure_http=insecure_http, patience_s=0.0)
+    if known and (known.owner, known.project) != (runs.owner, runs.project):
+        raise UserError(
+            f"the URL leads to {known.owner}/{known.project}, -p says {runs.owner}/{runs.project}: "
+            "drop --url (and SERVICE_URL) or correct -p"
+        )
+    service = runs.service(_uuid(service_run))
+    if service.status in DONE or service.status == "stopping":
+        because = _because(runs.read(service.uuid)[1])
+        raise UserError(f"{service} is {service.status}{because}: start a new one, and pass its UUID to --service-run")
+    return service
+
+
+def last_word(service: ServiceRun) -> str:
+    """What Polyaxon has on a service that does not get ready: its last conditions and log lines, indented."""
+    runs = Runs(service.project, service.owner, insecure_http=True, patience_s=0.0)  # find_service has let it pass
+    return runs.last_word(service.uuid)
+
+
+def contradiction(service: ServiceRun, mode: str | None, record: Mapping[str, Any] | None) -> str | None:
+    """The first way in which the run's inputs disagree with --mode or with what the server says of itself.
+
+    Args:
+      mode: what --mode says, None when it was not given.
+      record: the server's own record (GET /server-record), None when it has none.
+    """
+    if mode and service.mode and service.mode != mode:
+        return f"--mode says {mode}, the inputs of {service} say {service.mode}: correct --mode or --service-run"
+    if record is None:
+        return None
+    if record.get("service_run") not in (None, service.uuid):
+        return f"--service-run is {service.uuid}, the server at its URL says it is run {record['service_run']}"
+    for name, here, there in _shared_settings(service, record):
+        if here != there:
+            return f"{name}: the inputs of {service} say {here}, the server says {there}: redeploy it from service.yaml"
+    return None
+
+
+def _shared_settings(service: ServiceRun, record: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, by the run's inputs, by the server) of every setting that both state."""
+    inputs = service.inputs
+    if service.mode and record.get("mode"):
+        yield "mode", service.mode, record["mode"]
+    if "prefix_caching" in inputs and record.get("prefix_caching") is not None:
+        yield "prefix caching", _on_off(inputs["prefix_caching"]), _on_off(record["prefix_caching"])
+    # The embedded engine has one match length and one draft length of its own, whatever the inputs ask for.
+    speculative = (record.get("speculative_config") or {}) if record.get("engine") == "vllm" else {}
+    for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+        if name in inputs and name in speculative:
+            yield name, int(inputs[name]), int(speculative[name])
+
+
+def _on_off(value: Any) -> str:
+    return "on" if str(value).lower() in ("on", "true", "1", "yes") else "off"
+
+
+class Runs:
+    """The runs of one project. Nothing is asked of the API before the first call that needs it.
+
+    Args:
+      patience_s: for how long a call is repeated while the API is away (connection errors, 5xx).
+      say: where progress goes, a line a call.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        owner: str | None = None,
+        *,
+        insecure_http: bool = False,
+        patience_s: float = 300.0,
+        say: Say = print,
+        poll_s: float = POLL_S,
+    ) -> None:
+        if "/" in project:
+            named, project = project.split("/", 1)
+            if owner not in (None, named):
+                raise UserError(f"--owner says {owner}, -p says {named}: give one of them")
+            owner = named
+        self._patience_s, self._say, self._poll_s = patience_s, say, poll_s
+        self.insecure_http = insecure_http
+        self._api = _client(insecure_http)
+        self.host: str = self._api.config.host
+        self.token: str | None = self._api.config.token
+        reference = self._run(None, owner=owner, project=project)
+        self.owner, self.project = str(reference.owner), str(reference.project)
+
+    # Reading
+
+    def check(self) -> None:
+        """Raise the sentence that says why runs cannot be created here, if they cannot."""
+        from polyaxon.client import ProjectClient
+
+        client = ProjectClient(
+            owner=self.owner, project=self.project, client=self._api, manual_exceptions_handling=True
+        )
+        self._ask("look the project up", client.refresh_data)
+
+    def read(self, uuid: str) -> tuple[Any, list[Any]]:
+        """(the run, its conditions, oldest first). RunMissing when the project has no such run."""
+        client = self._run(uuid)
+        self._ask("read the run", lambda: client.refresh_data(load_conditions=True), uuid)
+        return client.run_data, list(client.run_data.status_conditions or [])
+
+    def service(self, uuid: str) -> ServiceRun:
+        """The service that run `uuid` is; UserError when it is another kind of run."""
+        run, _ = self.read(uuid)
+        if run.kind != "service":
+            raise UserError(
+                f"run {uuid} is a {run.kind}, not a service: pass the UUID of a run of service.yaml "
+                f"(polyaxon ops ls -p {self.owner}/{self.project})"
+            )
+        settings, meta = run.settings, run.meta_info or {}
+        agent = settings.agent if settings else None
+        host = str(agent.url if agent and agent.url else self.host).rstrip("/")
+        namespace = (settings.namespace if settings else None) or "polyaxon"
+        prefix = "rewrite-services" if meta.get("rewrite_path") else "services"
+        port = (meta.get("ports") or [80])[0]
+        path = f"{prefix}/v1/{namespace}/{self.owner}/{self.project}/runs/{uuid}/{port}/"
+        return ServiceRun(
+            uuid=uuid, owner=self.owner, project=self.project, namespace=namespace,
+            status=str(run.status), url=f"{host}/{path}", inputs=dict(run.inputs or {}), token=self.token,
+        )  # fmt: skip
+
+    def unfinished(self, name: str) -> list[str]:
+        """UUIDs of the runs called `name` that are not over."""
+        client = self._run(None)
+        found = self._ask("list the runs", lambda: client.list(query=f"name:{name}", limit=100)).results or []
+        return [str(run.uuid) for run in found if str(run.status) not in DONE]
+
+    def last_word(self, uuid: str, lines: int = 15) -> str:
+        """What the run last said of itself: its conditions, and the end of its logs where the API has them."""
+        try:
+            said = [f"  {_condition(one)}" for one in self.read(uuid)[1][-6:]]
+        except UserError as error:
+            return f"  ({error})"
+        with contextlib.suppress(Exception):  # asked once: this only illustrates an error, and logs are often not kept
+            logs = self._run(uuid).get_logs().logs or []
+            said += [f"  | {printable(str(one.value).rstrip())}" for one in logs[-lines:]]
+        return "\n".join(said)
+
+    # Deploying
+
+    def create(self, name: str, content: Any) -> str:
+        """Create a run that waits for its upload; its UUID. `name` is taken to name this run and no other."""
+        client = self._run(None)
+
+        def create() -> None:
+            # Repeating a call whose answer was lost would start a second server: look before every attempt.
+            for uuid in self.unfinished(name):
+                client.set_run_uuid(uuid)
+                return
+            client.create(
+                name=name, tags=["specbench"], content=content, pending="upload",
+                meta_info={"upload_artifacts": UPLOADS},
+            )  # fmt: skip
+
+        self._ask("create the run", create)
+        return str(client.run_uuid)
+
+    def upload(self, uuid: str, file: Path) -> None:
+        """Put `file`, and nothing else, where the service runs; UserError when it is not there afterwards."""
+        from polyaxon.exceptions import ApiException
+
+        # Not by directory: then a .polyaxonignore can leave nothing to send, and the client answers UPLOAD_SKIPPED.
+        def send() -> None:
+            response = self._run(uuid).upload_artifact(str(file), path=UPLOADS, show_progress=False)
+            if not response.ok:
+                raise ApiException(status=response.status_code, reason=response.reason)
+
+        self._ask(f"upload {file.name}", send, uuid)
+        tree = self._ask("list the upload", lambda: self._run(uuid).get_artifacts_tree(UPLOADS), uuid)
+        if file.name not in (tree.files or {}):
+            raise UserError(
+                f"{file.name} was uploaded to run {uuid} and is not in its {UPLOADS}: "
+                "check the artifacts store of this Polyaxon deployment (polyaxon artifacts ls)"
+            )
+
+    def release(self, uuid: str) -> None:
+        """Let a run go on that waits for its upload or for a person."""
+        self._ask("approve the run", self._run(uuid).approve, uuid)
+
+    def wait_running(self, uuid: str, *, approve: bool, approval_s: float, startup_s: float) -> None:
+        """Return when the run is running. Each wait (a person's approval, the start) has its own deadline."""
+        shown, asked = 0, False
+        begin = time.monotonic()
+        while True:
+            run, conditions = self.read(uuid)
+            for one in conditions[shown:]:
+                self._say(f"run {uuid[:8]}: {_condition(one)}")
+            shown = max(shown, len(conditions))
+            status, waited = str(run.status), time.monotonic() - begin
+            if status == "running":
+                return
+            if status in DONE or status == "stopping":
+                because = _because(conditions)
+                raise UserError(f"run {uuid} ended as {status}{because}; it said last:\n{self.last_word(uuid)}")
+            if run.pending == "approval":
+                if approve:
+                    self.release(uuid)
+                elif not asked:
+                    asked = True
+                    self._say(
+                        f"run {uuid[:8]} waits for approval: polyaxon ops approve -p {self.owner}/{self.project} "
+                        f"-uid {uuid} (or start with --approve)"
+                    )
+                if waited > approval_s:
+                    raise UserError(f"run {uuid} was not approved within {approval_s:.0f} s: pass --approve")
+            elif asked:
+                asked, begin = False, time.monotonic()
+            elif waited > startup_s:
+                self._too_late(uuid, status, startup_s)
+            time.sleep(self._poll_s)
+
+    def _too_late(self, uuid: str, status: str, startup_s: float) -> NoReturn:
+        if status in ("created", "compiled", "queued", "on_schedule"):
+            raise UserError(
+                f"run {uuid} stayed {status} for {startup_s:.0f} s: no agent took it; check that an agent is up and "
+                "serves its queue (--queue), or give it longer (--startup-timeout)"
+            )
+        raise UserError(
+            f"run {uuid} is {status} and not running after {startup_s:.0f} s (--startup-timeout); it said last:\n"
+            + self.last_word(uuid)
+        )
+
+    def wait_healthy(self, service: ServiceRun, startup_s: float) -> None:
+        """Return when the service answers its health probe; a run that ends meanwhile is an error."""
+        end = time.monotonic() + startup_s
+        while (instead := instead_of_health(service.url, service.token)) is not None:
+            status = str(self.read(service.uuid)[0].status)
+            if status in DONE:
+                raise UserError(f"{service} ended as {status}; it said last:\n{self.last_word(service.uuid)}")
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{service} is {status}, and its /health gives {instead} after {startup_s:.0f} s "
+                    f"(--startup-timeout); it said last:\n{self.last_word(service.uuid)}"
+                )
+            time.sleep(self._poll_s)
+
+    # Stopping
+
+    def stop(self, uuid: str, deadline_s: float = 600.0) -> str:
+        """Stop the run and wait until Polyaxon says that it is over; how it ended, "deleted" when it is no more."""
+        try:
+            if str(self.read(uuid)[0].status) not in DONE:
+                self._ask("stop the run", self._run(uuid).stop, uuid)
+            end = time.monotonic() + deadline_s
+            while True:
+                run, conditions = self.read(uuid)
+                if str(run.status) in DONE:
+                    return str(run.status)
+                if run.status == "stopping" and not any(str(one.type) in HANDED_OVER for one in conditions):
+                    # No agent ends what none was given: a run that waited for approval stays "stopping" for good.
+                    return "stopping and was never scheduled"
+                if time.monotonic() > end:
+                    raise UserError(
+                        f"run {uuid} is still {run.status} {deadline_s:.0f} s after it was stopped: its pod may hold "
+                        f"the GPU ({pods_command(uuid, self._run(uuid).namespace)})"
+                    )
+                time.sleep(self._poll_s)
+        except RunMissing:
+            return "deleted"
+
+    # Asking
+
+    def _run(self, uuid: str | None, owner: str | None = None, project: str | None = None) -> Any:
+        """A client of one run, a new one each time: an upload turns the client it uses to the agent's host."""
+        from polyaxon.client import RunClient
+        from polyaxon.exceptions import PolyaxonException
+
+        try:
+            return RunClient(
+                owner=owner or self.owner if project is None else owner, project=project or self.project, run_uuid=uuid,
+                client=self._api, is_offline=False, no_op=False, manual_exceptions_handling=True,
+            )  # fmt: skip
+        except PolyaxonException as error:
+            raise UserError(f"-p {project!r} --owner {owner!r} name no project: {_first_line(error)}") from None
+
+    def _ask(self, what: str, call: Callable[[], T], uuid: str | None = None) -> T:
+        """`call()`, again while the API is away and patience lasts; every other failure becomes a UserError."""
+        from polyaxon.exceptions import PolyaxonException
+        from requests import RequestException
+        from urllib3.exceptions import HTTPError
+
+        begin, away = time.monotonic(), False
+        while True:
+            try:
+                answer = call()
+            except (PolyaxonException, HTTPError, RequestException, ValueError) as error:  # ValueError: not JSON
+                cause = error.__cause__ if isinstance(error.__cause__, (PolyaxonException, HTTPError)) else error
+                if not _is_transient(cause):
+                    self._refuse(what, cause, uuid)
+                if time.monotonic() - begin > self._patience_s:
+                    raise NoAccess(
+                        f"could not {what}: {self.host} does not answer ({_first_line(cause)}): check POLYAXON_HOST "
+                        "(`polyaxon config show`) and the network"
+                    ) from None
+                if not away:
+                    away = True
+                    self._say(f"could not {what}: {self.host} is away; asking again for {self._patience_s:.0f} s")
+                time.sleep(self._poll_s)
+                continue
+            if away:
+                self._say(f"{self.host} answers again")
+            return answer
+
+    def _refuse(self, what: str, error: Exception, uuid: str | None) -> NoReturn:
+        status = getattr(error, "status", None)
+        place = f"{self.owner}/{self.project}"
+        if status == 401 and self.token is None:
+            raise NoAccess(f"{self.host} wants a token: run `polyaxon login`, or set POLYAXON_AUTH_TOKEN")
+        if status == 401:
+            raise NoAccess(f"{self.host} refuses the token: run `polyaxon login`, or correct POLYAXON_AUTH_TOKEN")
+        if status == 403:
+            raise NoAccess(f"the token has no permission to {what} in {place}: ask for access, or use another -p")
+        if status == 404 and uuid is not None:
+            self.check()
+            raise RunMissing(
+                f"{place} has no run {uuid}: it is of another project (-p), was deleted, or is mistyped "
+                f"(polyaxon ops ls -p {place})"
+            )
+        if status == 404:
+            create = f"polyaxon project create --name {place}"
+            raise UserError(f"there is no project {place}: create it with `{create}`, or correct -p")
+        raise UserError(f"could not {what} in {place}: {_first_line(error)}")
+
+
+def _client(insecure_http: bool) -> Any:
+    """A PolyaxonClient with the token of the environment or of the CLI, and with its logger off."""
+    try:
+        from polyaxon import settings
+        from polyaxon.client import PolyaxonClient
+        from polyaxon.logger import logger
+    except ImportError:
+        raise NoAccess("polyaxon is not installed here: pip install -r requirements.txt") from None
+    logger.disabled = True
+    settings.LONG_REQUEST_TIMEOUT = CALL_TIMEOUT_S  # an upload would wait an hour for its answer
+    client = PolyaxonClient(token=os.environ.get("POLYAXON_TOKEN") or None)
+    at = urlsplit(client.config.host)
+    if at.scheme not in ("http", "https"):
+        raise UserError(f"POLYAXON_HOST {client.config.host!r} has no scheme: write https://{client.config.host}")
+    here = at.hostname in ("localhost", "127.0.0.1", "::1")
+    if at.scheme == "http" and client.config.token and not here and not insecure_http:
+        raise UserError(f"{client.config.host} would get the token in the clear: use https, or pass --insecure-http")
+    return client
+
+
+def params_in(options: Sequence[str]) -> dict[str, str]:
+    """The params of `-P NAME=VALUE …`, as `polyaxon run` takes them."""
+    params = {}
+    for flag, value in itertools.zip_longest(options[::2], options[1::2]):
+        name, equals, text = str(value).partition("=")
+        if flag != "-P" or not equals:
+            raise UserError(f"options after -- must be -P NAME=VALUE for polyaxon, got {' '.join(options)}")
+        params[name] = text
+    return params
+
+
+# What is left after a stop
+
+
+def pods_command(uuid: str, namespace: str | None) -> str:
+    """The kubectl line that shows a run's pods, in every namespace where its own is not known."""
+    where = f"-n {namespace}" if namespace else "-A"
+    return f"kubectl get pods {where} -l app.kubernetes.io/instance={uuid} -o name"
+
+
+def pods(uuid: str, namespace: str | None) -> list[str] | str:
+    """Names of the run's pods, or the reason why kubectl cannot tell."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not installed here"
+    try:
+        done = subprocess.run(
+            [*pods_command(uuid, namespace).split(), "--request-timeout=10s"],
+            check=False, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "kubectl did not answer within 30 s"
+    if done.returncode:
+        return f"kubectl: {printable((done.stderr.strip().splitlines() or ['no message'])[-1])}"
+    return done.stdout.split()
+
+
+def instead_of_health(url: str, token: str | None) -> str | None:
+    """None while a service answers its health probe, else what came instead."""
+    import httpx
+
+    headers = {"Authorization": f"Token {token}"} if token else {}
+    try:
+        status = httpx.get(f"{url.rstrip('/')}/health", headers=headers, timeout=10.0, verify=tls_context()).status_code
+    except httpx.HTTPError as error:
+        return type(error).__name__
+    return None if status == 200 else f"HTTP {status}"
+
+
+# One service at a time, for experiment.py
+
+
+class PolyaxonTarget:
+    """Deployments of service.yaml as runs, one after the other (the Target of experiment.py).
+
+    Everything it must know to stop a run stands in the deployment: `run` holds its name, written before the run
+    exists, its UUID, project and namespace, and the pods that kubectl showed.
+
+    Args:
+      component: service.yaml; launch_vllm.py lies beside it.
+      experiment: its id, the first part of every run's name.
+      params: inputs of the component beside mode, the same in every deployment.
+    """
+
+    approval_s = 86_400.0
+    stop_s = 600.0
+    gone_s = 120.0
+
+    def __init__(
+        self, runs: Runs, component: Path, experiment: str, *,
+        params: Mapping[str, str], queue: str | None, approve: bool, startup_s: float,
+    ) -> None:  # fmt: skip
+        self.runs, self.component, self.experiment = runs, component, experiment
+        self.params, self.queue, self.approve, self.startup_s = dict(params), queue, approve, startup_s
+
+    def check(self) -> None:
+        """Raise UserError unless the component takes the params, and runs can be created in the project."""
+        if "mode" in self.params:
+            raise UserError("-P mode=… is set by experiment.py itself: leave it out, --order says the modes")
+        for mode in ("baseline", "ngram"):
+            self._content(mode)
+        self.runs.check()
+
+    def memory(self) -> dict[str, int] | None:
+        return None  # the GPU is the cluster's
+
+    def start(self, deployment: dict[str, Any], save: Callable[[], None]) -> None:
+        """Create the run and upload what it serves with; its name is saved before it exists."""
+        content = self._content(deployment["mode"])
+        project = f"{self.runs.owner}/{self.runs.project}"
+        name = f"specbench-{self.experiment}-{deployment['name']}"
+        run = deployment["run"] = {"name": name, "uuid": None, "project": project, "namespace": None, "pods": None}
+        save()
+        run["uuid"] = self.runs.create(name, content)
+        save()
+        run["namespace"] = self.runs.service(run["uuid"]).namespace
+        self.runs.upload(run["uuid"], self.component.parent / SERVED_FILE)
+        self.runs.release(run["uuid"])
+
+    def wait_ready(self, deployment: dict[str, Any]) -> str:
+        """Wait for approval, for the agent, for the server; the service's URL."""
+        run = deployment["run"]
+        self.runs.wait_running(run["uuid"], approve=self.approve, approval_s=self.approval_s, startup_s=self.startup_s)
+        service = self.runs.service(run["uuid"])
+        self.runs.wait_healthy(service, self.startup_s)
+        run["pods"] = pods(service.uuid, service.namespace)
+        return service.url
+
+    def bench_options(self, deployment: dict[str, Any]) -> list[str]:
+        """bench.py looks the run up again; an API that is away at that moment is waited for here."""
+        run = deployment["run"]
+        with contextlib.suppress(RunMissing):  # bench.py will fail, and `died` say why
+            self.runs.read(run["uuid"])
+        insecure = ["--insecure-http"] if self.runs.insecure_http else []
+        return ["--service-run", run["uuid"], "--project", run["project"], *insecure]
+
+    def died(self, deployment: dict[str, Any]) -> str | None:
+        """Why the service no longer serves, None while it does."""
+        try:
+            run, conditions = self.runs.read(deployment["run"]["uuid"])
+        except RunMissing:
+            return "its run was deleted"
+        instead = instead_of_health(deployment["url"], self.runs.token)
+        if instead is None and str(run.status) not in DONE:
+            return None
+        return f"its /health gives {instead or 'HTTP 200'}; its run is {run.status}{_because(conditions)}"
+
+    def stop(self, deployment: dict[str, Any]) -> None:
+        """Stop the run; after a crash it is found by its name, also when its UUID was never written down."""
+        run = deployment.get("run")
+        if run is None:
+            return
+        known = [run["uuid"]] if run["uuid"] else []
+        for uuid in dict.fromkeys([*known, *self.runs.unfinished(run["name"])]):
+            run["uuid"], run["status"] = uuid, self.runs.stop(uuid, self.stop_s)
+
+    def prove_free(self, deployment: dict[str, Any]) -> dict[str, list[str]]:
+        """Evidence that a stopped run holds no GPU any more, and what stays unproven.
+
+        `stopped` can precede the pod's end: the pods are the evidence, the dead URL is a weaker one. A kubectl that
+        did not show the pods while the run was up proves nothing when it shows none now.
+
+        Raises:
+          UserError: the URL still answers, or a pod is still there, after `gone_s`.
+        """
+        run, url = deployment.get("run") or {}, deployment["url"]
+        if run.get("uuid") is None:
+            return {"proven": ["no run was created"], "not_proven": []}
+        uuid, line = run["uuid"], pods_command(run["uuid"], run["namespace"])
+        end = time.monotonic() + self.gone_s
+        while True:
+            instead = instead_of_health(url, self.runs.token) if url else "no answer: it was never ready"
+            left = pods(uuid, run["namespace"])
+            if instead and (isinstance(left, str) or not left):
+                break
+            if time.monotonic() > end:
+                held = f"{' '.join(left)} is still there" if instead else "its URL still answers"
+                raise UserError(
+                    f"run {uuid} is {run['status']}, and {self.gone_s:.0f} s later {held}: the GPU is not free; "
+                    f"see `{line}`, then --resume"
+                )
+            time.sleep(POLL_S)
+        proven = [f"run {uuid} is {run['status']}"]
+        not_proven: list[str] = []
+        # Only the gateway's own word tells that nothing is behind the URL; a gateway that is away tells nothing.
+        says = proven if instead.startswith("HTTP 5") or instead == "HTTP 404" else not_proven
+        says.append(f"its URL is dead ({instead})")
+        if isinstance(left, str) or not isinstance(run["pods"], list) or not run["pods"]:
+            why = left if isinstance(left, str) else "kubectl showed none while it ran: perhaps another cluster"
+            not_proven.append(f"its pod is gone ({why}): look with `{line}`")
+        else:
+            proven.append(f"its pod is gone: `{line}` shows none")
+        return {"proven": proven, "not_proven": not_proven}
+
+    def _content(self, mode: str) -> Any:
+        from polyaxon.exceptions import PolyaxonException
+        from polyaxon.polyaxonfile import check_polyaxonfile
+
+        try:
+            return check_polyaxonfile(
+                polyaxonfile=str(self.component), params={"mode": mode, **self.params}, queue=self.queue,
+                strict_params=True, is_cli=False, verbose=False,
+            )  # fmt: skip
+        except PolyaxonException as error:
+            raise UserError(
+                f"{self.component.name} with -P mode={mode}: {_first_line(error.__cause__ or error)}"
+            ) from None
+
+
+# Small things
+
+
+def _uuid(text: str) -> str:
+    try:
+        return uuids.UUID(text).hex
+    except ValueError:
+        raise UserError(f"--service-run {text!r} is not the UUID of a run (polyaxon ops ls shows them)") from None
+
+
+def _is_transient(error: BaseException) -> bool:
+    from polyaxon.exceptions import PolyaxonException
+    from urllib3.exceptions import SSLError
+
+    status = getattr(error, "status", None)
+    if status is not None:
+        # 405: haupt 2.18 answers so now and then to a valid call while it answers another one.
+        return status in (405, 408, 429) or status >= 500
+    return not isinstance(error, PolyaxonException) and not isinstance(getattr(error, "reason", None), SSLError)
+
+
+def _condition(one: Any) -> str:
+    reason, message = f" ({one.reason})" if one.reason else "", f": {one.message}" if one.message else ""
+    return printable(f"{one.type}{reason}{message}")
+
+
+def _because(conditions: list[Any]) -> str:
+    """What the last condition gives as its reason, in brackets, or nothing."""
+    if not conditions:
+        return ""
+    last = conditions[-1]
+    return printable(" (" + ": ".join(part for part in (last.reason, last.message) if part) + ")")
+
+
+def _first_line(error: BaseException) -> str:
+    status, reason = getattr(error, "status", None), getattr(error, "reason", None)
+    if status is not None:
+        return printable(f"HTTP {status} {reason or ''}".strip())
+    return printable(str(error).strip().splitlines()[0][:200]) if str(error).strip() else type(error).__name__

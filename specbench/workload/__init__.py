@@ -1,0 +1,1 @@
+"""What is sent: prompts files and the schedule made of them."""

@@ -1,0 +1,132 @@
+"""Cases and schedule: bad prompts files are one sentence; one seed is one schedule."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ROOT
+
+from specbench import UserError, printable
+from specbench.workload.inventory import Case, Inventory, read_inventory, schedule, schedule_manifest, warmup
+
+GOOD = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([], "holds no case"),
+        (["", "  "], "holds no case"),
+        ([GOOD, "{not json"], "line 2 is not JSON"),
+        (["[1, 2]"], "line 1 is not a JSON object"),
+        (['{"id":' + "9" * 6000 + "}"], "line 1 is not a case"),
+        ([{**GOOD, "family": " overall"}], "the family 'overall'"),
+        ([GOOD, GOOD], "the id 'a' was used in line 1 already"),
+        ([{**GOOD, "prompt": "x"}], "unknown key 'prompt'"),
+        ([{**GOOD, "id": ""}], "needs 'id'"),
+        ([{**GOOD, "family": 3}], "needs 'family'"),
+        ([{**GOOD, "messages": []}], "at least one message"),
+        ([{**GOOD, "messages": [{"role": "user", "content": " \n"}]}], "message 1 is empty"),
+        ([{**GOOD, "messages": [{"role": "robot", "content": "x"}]}], "needs a 'role'"),
+        ([{**GOOD, "messages": [{"role": "user", "content": "x", "text": "y"}]}], "unknown key 'text'"),
+        (['{"id":"a","family":"f","messages":[{"role":"user","content":"\\ud800"}]}'], "surrogate"),
+        ([{**GOOD, "max_tokens": 0}], "max_tokens"),
+        ([{**GOOD, "max_tokens": True}], "max_tokens"),
+        ([{**GOOD, "expect": "("}], "not a regular expression"),
+        (["[" * 100_000], "nested too deeply"),
+    ],
+)
+def test_a_bad_prompts_file_is_one_sentence(tmp_path: Path, lines: list[object], says: str) -> None:
+    path = write(tmp_path / "p.jsonl", *lines)
+    with pytest.raises(UserError) as error:
+        read_inventory(path)
+    assert says in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_bom_and_wrong_encoding(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--prompts"):
+        read_inventory(tmp_path / "none.jsonl")
+    marked = tmp_path / "bom.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    with pytest.raises(UserError, match="byte order mark"):
+        read_inventory(marked)
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(json.dumps({**GOOD, "id": "é"}, ensure_ascii=False).encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_inventory(latin)
+
+
+def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    case = {**GOOD, "messages": [{"role": "user", "content": "a\u2028b\x85c"}]}
+    path.write_text(json.dumps(case, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_inventory(path).cases[0].messages[0]["content"] == "a\u2028b\x85c"
+
+
+def test_the_shipped_inventory() -> None:
+    inventory = read_inventory(ROOT / "prompts.jsonl")
+    assert Counter(case.family for case in inventory.cases) == {"copy": 3, "explain": 3, "short": 3}
+    assert all(case.expect for case in inventory.cases if case.family in ("copy", "short"))
+    # Real overlap between prompt and answer is what n-gram drafting lives on. At four characters a token there is room.
+    for case in inventory.cases:
+        assert sum(len(message["content"]) for message in case.messages) < 4 * (2048 - 128 - 5)
+
+
+@given(count=st.integers(1, 30), repeats=st.integers(1, 6), seed=st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_every_repeat_holds_every_case_once(count: int, repeats: int, seed: int) -> None:
+    inventory = Inventory("p", [Case(f"c{n}", "f", [], None, None) for n in range(count)], "x")
+    items = schedule(inventory, repeats, seed)
+    assert [item.position for item in items] == list(range(count * repeats))
+    for repeat in range(repeats):
+        block = items[repeat * count : (repeat + 1) * count]
+        assert {item.repeat for item in block} == {repeat}
+        assert sorted(item.case.id for item in block) == sorted(case.id for case in inventory.cases)
+    assert schedule(inventory, repeats, seed) == items
+
+
+def test_seed_and_text_change_the_digests(tmp_path: Path) -> None:
+    inventory = read_inventory(ROOT / "prompts.jsonl")
+    first_seed, other_seed = (schedule_manifest(schedule(inventory, 2, seed), 2, seed) for seed in (0, 1))
+    assert first_seed["requests"] == 18 and first_seed["sha256"] != other_seed["sha256"]
+    first = read_inventory(write(tmp_path / "a.jsonl", GOOD))
+    other = read_inventory(write(tmp_path / "b.jsonl", {**GOOD, "messages": [{"role": "user", "content": "hello!"}]}))
+    assert first.sha256 != other.sha256 and first.cases[0].sha256 != other.cases[0].sha256
+
+
+def test_the_warmup_ends_with_three_repetitive_prompts() -> None:
+    inventory = read_inventory(ROOT / "prompts.jsonl")
+    items = warmup(inventory)
+    assert [item.case for item in items[:-3]] == inventory.cases
+    assert all(item.repeat is None and item.position is None for item in items)
+    assert [item.case.family for item in items[-3:]] == ["warmup"] * 3
+
+
+@pytest.mark.skipif(not shutil.which("jq") and not os.environ.get("CI"), reason="jq is not installed")
+def test_the_readmes_jq_line_makes_a_prompts_file_of_request_logs(tmp_path: Path) -> None:
+    found = re.search(r"jq -nc '(.*?)' requests\.log", (ROOT / "README.md").read_text(), re.S)
+    assert found
+    message = {"role": "user", "content": "hi", "tool_calls": None}
+    log = "\n".join(json.dumps({"model": "x", "messages": [message] * (n + 1), "temperature": 1}) for n in range(3))
+    made = subprocess.run(["jq", "-nc", found[1]], input=log, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "mine.jsonl").write_text(made)
+    cases = read_inventory(tmp_path / "mine.jsonl").cases
+    assert [case.id for case in cases] == ["log-1", "log-2", "log-3"]
+    assert cases[1].messages == [{"role": "user", "content": "hi"}] * 2
+
+
+def test_printable_shows_what_could_steer_a_terminal() -> None:
+    assert printable("a\x1b[31mb\u202ec\r\x9b") == "a\\x1b[31mb\\u202ec\\x0d\\x9b".replace("\\x0d", "\\r")
+    assert printable("tab\tnew\nline é 漢") == "tab\tnew\nline é 漢"
