@@ -19,16 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
-from specbench import Parser, UserError, printable
+from specbench import Parser, UserError
 from specbench.client import service
 from specbench.client.load import Load, LoadResult, Phase, Progress, event_loop_name, run_event_loop
 from specbench.client.service import Metrics, Server
 from specbench.client.stream import RequestSettings
 from specbench.client.transport import ProxyTransport, StreamTransport, tls_context, transport_for
 from specbench.polyaxon import polyaxon_run
-from specbench.record import results
-from specbench.record.results import Request, ResultDirectory
+from specbench.record.directory import ResultDirectory
+from specbench.record.format import (
+    FORMAT,
+    MANIFEST,
+    METRICS_AFTER,
+    METRICS_BEFORE,
+    SUMMARY,
+    ClientHealth,
+    Manifest,
+    Request,
+    ServerDeltas,
+)
+from specbench.record.provenance import client_record, command_line, now, public_url, tool
+from specbench.record.summary import summarize, summary_table
+from specbench.words import printable
 from specbench.workload.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
 
 LONGEST_S = 1e6
@@ -176,18 +190,18 @@ class Bench:
         self.measuring = False
         self.zero_ns = time.perf_counter_ns()
         self.manifest: dict[str, Any] = {
-            "format": results.FORMAT,
-            "tool": results.tool(),
-            "command": results.command_line(["bench.py", *argv]),
+            "format": FORMAT,
+            "tool": tool(),
+            "command": command_line(["bench.py", *argv]),
             "service_run": args.service_run or service.run_in_url(target.url),
-            "url": results.public_url(target.url),
+            "url": public_url(target.url),
             "inventory": inventory.manifest(),
             "schedule": schedule_manifest(self.items, args.repeats, args.seed),
             "concurrency": args.concurrency,
             "timeout_s": args.timeout,
             "inactivity_timeout_s": args.inactivity_timeout,
-            "client": results.client_record(event_loop_name(), args.client_location),
-            "started": results.now(),
+            "client": client_record(event_loop_name(), args.client_location),
+            "started": now(),
         }
 
     async def run(self) -> int:
@@ -281,7 +295,7 @@ class Bench:
                     return "the server restarted during the run: its process start time changed"
             return None
 
-        self.out.write_text(results.METRICS_BEFORE, before)
+        self.out.write_text(METRICS_BEFORE, before)
         self.write_manifest("running")
         self.measuring = True
         say(f"measuring {len(self.items)} requests, {self.args.concurrency} at a time, mode {self.manifest['mode']}")
@@ -309,7 +323,7 @@ class Bench:
         if load is not None:
             with suppress(UserError, asyncio.CancelledError):  # everything is measured: a signal ends the wait alone
                 text = await service.scrape_when_settled(session.client, before, load.done - load.failures)
-        self.out.write_text(results.METRICS_AFTER, text)
+        self.out.write_text(METRICS_AFTER, text)
         return text
 
     def finish(self, load: LoadResult | None, before: Metrics, after: Metrics) -> int:
@@ -321,18 +335,25 @@ class Bench:
         server = service.deltas(before, after, own)
         warnings = [*self.warnings, *(load.warnings() if load else []), *service.warnings(server)]
         client = load.client if load else {}
-        summary = results.summarize(self.out.path, self.manifest, server=server, client=client, warnings=warnings)
-        self.out.write_json(results.SUMMARY, summary)
-        print(printable(results.summary_table(self.out.path, self.manifest, summary)))
+        manifest = msgspec.convert(msgspec.to_builtins(self.manifest), Manifest)
+        summary = summarize(
+            self.out.path,
+            manifest,
+            server=msgspec.convert(server, ServerDeltas),
+            client=msgspec.convert(client, ClientHealth),
+            warnings=warnings,
+        )
+        self.out.write_json(SUMMARY, summary)
+        print(printable(summary_table(self.out.path, manifest, summary)))
         if load is None:
             return 130
-        return 0 if stopped is None and summary["requests"]["ok"] == len(self.items) else 1
+        return 0 if stopped is None and summary.requests.ok == len(self.items) else 1
 
     def write_manifest(self, status: str, stopped: str | None = None) -> None:
         """The manifest, with how far the run is."""
-        ended = None if status == "running" else results.now()
+        ended = None if status == "running" else now()
         self.manifest |= {"ended": ended, "status": status, "stopped": stopped}
-        self.out.write_json(results.MANIFEST, self.manifest)
+        self.out.write_json(MANIFEST, self.manifest)
 
 
 # ---- the terminal

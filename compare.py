@@ -22,7 +22,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from specbench import Parser, UserError, printable
+from specbench import Parser, UserError
 from specbench.comparison.equality import (
     IDENTICAL,
     TOO_FEW,
@@ -35,7 +35,9 @@ from specbench.comparison.equality import (
 )
 from specbench.comparison.estimates import Line, Runs, estimate
 from specbench.comparison.pairing import METRICS, Deployment, Floats, Ints, Pair, check_gates, pair
-from specbench.record.results import check_writable, tool, write_atomically
+from specbench.files import check_writable, write_atomically
+from specbench.record.provenance import tool
+from specbench.words import printable
 
 FORMAT = 1
 WIDTH = 100

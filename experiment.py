@@ -52,12 +52,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 import httpx
+import msgspec
 import psutil
 
 from launch_vllm import REDACTED, redacted
-from specbench import Parser, UserError, printable
+from specbench import Parser, UserError
+from specbench.files import json_bytes, write_atomically
 from specbench.polyaxon.polyaxon_run import PolyaxonTarget, Runs, params_in
-from specbench.record.results import json_bytes, now, read_manifest, read_summary, tool, write_atomically
+from specbench.record.directory import read_manifest, read_summary
+from specbench.record.provenance import now, tool
+from specbench.words import printable
 from specbench.workload.inventory import read_inventory
 
 ROOT = Path(__file__).resolve().parent
@@ -603,19 +607,19 @@ def settle(entry: dict[str, Any], folder: Path) -> None:
     """A load whose bench.py is gone is done when its directory holds every request, whatever became of this script."""
     directory = folder / entry["directory"]
     entry["status"] = "unfinished"
-    if (directory / "summary.json").exists() and read_manifest(directory)["status"] == "complete":
-        requests = read_summary(directory)["requests"]
+    if (directory / "summary.json").exists() and read_manifest(directory).status == "complete":
+        requests = msgspec.to_builtins(read_summary(directory).requests)
         entry["status"] = "done" if requests["ok"] == requests["scheduled"] else "unfinished"
 
 
 def was_aborted(directory: Path) -> bool:
     """Whether bench.py gave up on a server that failed request after request or restarted."""
-    return (directory / "manifest.json").exists() and read_manifest(directory)["status"] == "aborted"
+    return (directory / "manifest.json").exists() and read_manifest(directory).status == "aborted"
 
 
 def compile_cache(directory: Path) -> str:
     """cold or warm, in the server's own word; unknown without one."""
-    record = read_manifest(directory)["server"]["record"] or {}
+    record = read_manifest(directory).server.record or {}
     return str(record.get("compile_cache", "unknown"))
 
 

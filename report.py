@@ -36,20 +36,14 @@ except ModuleNotFoundError as error:
 
 from compare import FORMAT as COMPARISON_FORMAT
 from compare import NOT_COMPARABLE, Options, compare
-from specbench import Parser, UserError, printable
+from specbench import Parser, UserError
 from specbench.comparison.equality import IDENTICAL, WITHIN
 from specbench.comparison.estimates import IN_THIS_PAIR
-from specbench.record.results import (
-    check_unedited,
-    check_writable,
-    distribution,
-    now,
-    read_manifest,
-    read_requests,
-    read_summary,
-    tool,
-    write_atomically,
-)
+from specbench.files import check_writable, write_atomically
+from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
+from specbench.record.provenance import now, tool
+from specbench.record.summary import distribution
+from specbench.words import printable
 
 Json = dict[str, Any]
 
@@ -213,7 +207,7 @@ def gather(directories: Sequence[Path]) -> Evidence:
         return _gather_experiment(directories[0])
     sides: dict[int, dict[str, list[tuple[str, Path]]]] = {}
     for directory in directories:
-        manifest = read_manifest(directory)
+        manifest = msgspec.to_builtins(read_manifest(directory))
         modes = sides.setdefault(manifest["concurrency"], {"baseline": [], "ngram": []})
         if manifest["mode"] not in modes:
             raise UserError(f"{directory} does not say its mode; run bench.py with --mode baseline or --mode ngram")
@@ -339,8 +333,9 @@ def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Outpu
             output.counts[deployment["side"]] += 1
     arrays = {metric: {family: np.array(values) for family, values in of.items()} for metric, of in times.items()}
     side, mode = deployment["side"], deployment["mode"] or deployment["side"]
-    manifest, summary = read_manifest(path), read_summary(path)
-    check_unedited(path, manifest, summary)
+    typed, typed_summary = read_manifest(path), read_summary(path)
+    check_unedited(path, typed, typed_summary)
+    manifest, summary = msgspec.to_builtins(typed), msgspec.to_builtins(typed_summary)
     return Run(deployment["directory"], side, mode, manifest, summary, arrays)
 
 
@@ -526,7 +521,7 @@ def load_panels(loads: Sequence[Load]) -> list[tuple[str, Markup]]:
 
     def percentile(metric: str, name: str) -> Callable[[Run], float | None]:
         def of(run: Run) -> float | None:
-            value = distribution(run.overall(metric).tolist())[name]
+            value = getattr(distribution(run.overall(metric).tolist()), name)
             return None if value is None else float(value)
 
         return of
@@ -581,7 +576,7 @@ def timeline_panels(evidence: Evidence) -> list[Markup]:
 
 def _manifest_of(evidence: Evidence, directory: str) -> Json | None:
     path = evidence.folder / directory
-    return read_manifest(path) if (path / "manifest.json").exists() else None
+    return msgspec.to_builtins(read_manifest(path)) if (path / "manifest.json").exists() else None
 
 
 def _times(manifest: Json) -> tuple[datetime, datetime]:
@@ -798,7 +793,7 @@ def _harmless(value: object) -> object:
 def page(evidence: Evidence, *, text: bool) -> str:
     """The whole page. `text`: show outputs."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "specbench"),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "specbench" / "page"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

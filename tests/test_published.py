@@ -12,7 +12,8 @@ import pytest
 from support import ROOT
 
 from compare import Options, compare
-from specbench.record.results import Request, read_manifest, read_requests, read_summary
+from specbench.record.directory import read_manifest, read_requests, read_summary
+from specbench.record.format import Request
 
 RESULTS = ROOT / "results" / "h200-smollm2-135m"
 LOADS = (1, 4, 8)

@@ -102,7 +102,7 @@ async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
     from specbench.client.load import Load, Phase
     from specbench.client.stream import RequestSettings
     from specbench.client.transport import StreamTransport
-    from specbench.record.results import ResultDirectory, read_requests
+    from specbench.record.directory import ResultDirectory, read_requests
     from specbench.workload.inventory import Case, Item
 
     case = Case("c", "f", [{"role": "user", "content": TEXT}], None, None)

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeVar
 
 from specbench.client.stream import CONNECT_TIMEOUT_S, Exchange, RequestSettings, Sample, read, send
 from specbench.client.transport import ProxyTransport, StreamTransport, Turns
-from specbench.record.results import Request
+from specbench.record.format import Request
 from specbench.workload.inventory import Item
 
 LEAST_FAILURES_TO_STOP = 5

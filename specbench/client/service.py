@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from specbench import UserError, printable
+from specbench import UserError
+from specbench.words import printable
 from specbench.workload.inventory import Case
 
 MODES = ("baseline", "ngram")

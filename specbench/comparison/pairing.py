@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench import UserError
-from specbench.record.results import Request, check_unedited, read_manifest, read_requests, read_summary
+from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
+from specbench.record.format import Request
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -156,9 +157,9 @@ def load(directory: Path, side: Side, outputs: Outputs) -> Deployment:
 
     Raises UserError when the run is not complete, a line is damaged, or a request is missing, twice there or not ok.
     """
-    manifest = read_manifest(directory)
+    manifest = msgspec.to_builtins(typed := read_manifest(directory))
     _check_manifest(directory, manifest)
-    summary = read_summary(directory)
+    summary = msgspec.to_builtins(typed_summary := read_summary(directory))
     _check_shape(f"{directory}/summary.json", summary, _Summary)
     schedule = manifest["schedule"]
     if summary.get("status") != "complete":
@@ -171,7 +172,7 @@ def load(directory: Path, side: Side, outputs: Outputs) -> Deployment:
         if request.phase == "measured":
             rows.add(request)
     rows.check_whole()
-    check_unedited(directory, manifest, summary)
+    check_unedited(directory, typed, typed_summary)
     return Deployment(
         name=str(directory),
         side=side,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import vl_convert
 from markupsafe import Markup
 
-from specbench import printable
+from specbench.words import printable
 
 Spec = dict[str, Any]
 Floats = npt.NDArray[np.float64]

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from specbench import UserError, printable
+from specbench import UserError
 from specbench.client.transport import tls_context
+from specbench.words import printable
 
 T = TypeVar("T")
 Say = Callable[[str], None]

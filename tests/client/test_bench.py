@@ -16,8 +16,10 @@ from support import ROOT
 from support.vllm_standin import StandIn, record
 
 from bench import main as bench_main
-from specbench.record import results
-from specbench.record.results import MANIFEST, REQUESTS, SUMMARY, read_manifest, read_requests, read_summary
+from specbench.files import write_atomically
+from specbench.record import directory
+from specbench.record.directory import read_manifest, read_requests, read_summary
+from specbench.record.format import MANIFEST, REQUESTS, SUMMARY
 
 UUID = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
@@ -314,14 +316,14 @@ def test_a_full_disk_is_one_sentence(
     code: int,
     says: str,
 ) -> None:
-    write = results.write_atomically
+    write = write_atomically
 
     def is_full(path: Path, content: bytes) -> None:
         if path.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, content)
 
-    monkeypatch.setattr(results, "write_atomically", is_full)
+    monkeypatch.setattr(directory, "write_atomically", is_full)
     out = tmp_path / "new" / "out"
     with StandIn(record=record("baseline")) as server:
         assert bench_main(command(out, "--url", server.url)[2:]) == code

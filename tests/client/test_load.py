@@ -21,7 +21,7 @@ from specbench.client import load, transport
 from specbench.client.load import Load, LoadResult, Progress
 from specbench.client.stream import RequestSettings
 from specbench.client.transport import StreamTransport
-from specbench.record.results import Request
+from specbench.record.format import Request
 from specbench.workload.inventory import Case, Item
 
 DEAD = plain("500 Internal Server Error", b'{"error": {"message": "engine died"}}')
@@ -302,7 +302,7 @@ CANCELLED = """
     from pathlib import Path
     from support.scripted_server import *
     from specbench.client.load import Load, run_event_loop
-    from specbench.record.results import ResultDirectory
+    from specbench.record.directory import ResultDirectory
     from specbench.client.stream import RequestSettings
     from specbench.client.transport import StreamTransport
     from test_load import schedule

@@ -18,7 +18,7 @@ from support import ROOT, find_free_port
 
 import experiment
 from specbench import UserError
-from specbench.record.results import read_requests, read_summary
+from specbench.record.directory import read_requests, read_summary
 
 CASES = [
     {"id": "copy-1", "family": "copy", "messages": [{"role": "user", "content": "Repeat: a b c d e a b c d e"}]},

@@ -20,8 +20,9 @@ from support.simulated_runs import EPOCH, LEVEL_S, write_run
 import report
 from compare import Options, compare
 from specbench import UserError
+from specbench.files import json_bytes
 from specbench.page import charts
-from specbench.record.results import json_bytes, read_requests
+from specbench.record.directory import read_requests
 
 MODES = ("baseline", "ngram")
 EFFECTS = {

@@ -19,18 +19,11 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from specbench import UserError
-from specbench.record import results
-from specbench.record.results import (
-    REQUESTS,
-    Request,
-    ResultDirectory,
-    Throughput,
-    check_unedited,
-    check_writable,
-    distribution,
-    read_requests,
-    summarize,
-)
+from specbench.files import check_writable, json_bytes, write_atomically
+from specbench.record.directory import ResultDirectory, check_unedited, read_manifest, read_requests, read_summary
+from specbench.record.format import MANIFEST, REQUESTS, Request
+from specbench.record.provenance import command_line, public_url
+from specbench.record.summary import Throughput, distribution, summarize
 
 KEYS = """
 case family repeat position user phase start_s ttft_s e2el_s decode_s prompt_tokens completion_tokens first_tokens
@@ -76,7 +69,11 @@ import resource, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from tests.record.test_results import request
-from specbench.record.results import ResultDirectory
+from specbench.files import check_writable, json_bytes, write_atomically
+from specbench.record.directory import ResultDirectory, check_unedited, read_manifest, read_requests, read_summary
+from specbench.record.format import MANIFEST, REQUESTS, Request
+from specbench.record.provenance import command_line, public_url
+from specbench.record.summary import Throughput, distribution, summarize
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 directory = ResultDirectory(Path({str(tmp_path / "r")!r}))
@@ -132,7 +129,7 @@ def test_no_summary_says_how_far_the_run_came(tmp_path: Path) -> None:
     path = written(tmp_path / "r", request(phase="warmup", position=None), request())
     (path / "manifest.json").write_text(json.dumps(manifest(90)))
     with pytest.raises(UserError, match="after 1 of 90 requests"):
-        results.read_summary(path)
+        read_summary(path)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def test_no_summary_says_how_far_the_run_came(tmp_path: Path) -> None:
 def test_a_future_or_broken_document_is_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=says):
-        results.read_manifest(tmp_path)
+        read_manifest(tmp_path)
 
 
 def test_tpot_divides_by_the_tokens_after_the_first_event() -> None:
@@ -228,15 +225,15 @@ def test_a_row_comes_back_as_it_was_written(text: str, token_ids: list[int], sec
 
 
 def test_an_atomic_write_leaves_no_part_behind(tmp_path: Path) -> None:
-    results.write_atomically(tmp_path / "a.json", results.json_bytes({"x": math.pi}))
-    results.write_atomically(tmp_path / "a.json", results.json_bytes({"x": 1}))
+    write_atomically(tmp_path / "a.json", json_bytes({"x": math.pi}))
+    write_atomically(tmp_path / "a.json", json_bytes({"x": 1}))
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and json.loads(
         (tmp_path / "a.json").read_text()
     ) == {"x": 1}
 
 
 def test_credentials_never_reach_the_manifest() -> None:
-    stored = results.command_line(
+    stored = command_line(
         ["bench.py", "--url", "https://u:p@host:8/x?token=s#f", "--url=http://u@h/?t=1", "--out", "a"]
     )
     assert stored == ["bench.py", "--url", "https://host:8/x", "--url=http://h/", "--out", "a"]
@@ -245,7 +242,7 @@ def test_credentials_never_reach_the_manifest() -> None:
 
 def test_discarding_leaves_the_place_as_it_was_found(tmp_path: Path) -> None:
     directory = ResultDirectory(tmp_path / "a" / "b" / "c")
-    directory.write_json(results.MANIFEST, {})
+    directory.write_json(MANIFEST, {})
     directory.discard()
     assert list(tmp_path.iterdir()) == []
 
@@ -260,7 +257,7 @@ def test_discarding_takes_nothing_that_is_not_its_own(tmp_path: Path) -> None:
 def test_an_atomic_write_that_fails_leaves_no_part_behind(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
     with pytest.raises(OSError, match=r"a\.json"):
-        results.write_atomically(tmp_path / "a.json", b"{}")
+        write_atomically(tmp_path / "a.json", b"{}")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
@@ -273,7 +270,7 @@ def test_an_atomic_write_that_fails_leaves_no_part_behind(tmp_path: Path) -> Non
     ],
 )
 def test_a_public_url_holds_no_credentials_even_where_it_is_none(url: str, public: str) -> None:
-    assert results.public_url(url) == public
+    assert public_url(url) == public
 
 
 def test_a_request_edited_afterwards_is_noticed(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ROOT
 
-from specbench import UserError, printable
+from specbench import UserError
+from specbench.words import printable
 from specbench.workload.inventory import Case, Inventory, read_inventory, schedule, schedule_manifest, warmup
 
 GOOD = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "hello"}]}

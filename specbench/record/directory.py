@@ -1,0 +1,189 @@
+"""A result directory: what one run of bench.py leaves behind, in plain JSON that jq reads.
+
+    requests.jsonl      a line per request, appended as it completes
+    metrics-before.txt  /metrics after the warm-up        metrics-after.txt  /metrics after the last request
+    manifest.json       what was asked of whom, and how the answer was verified
+    summary.json        written last, atomically, with requests.jsonl's SHA-256: no summary means the run did not end
+
+Killed at any moment the directory is still readable: every line is written whole, in one call.
+"""
+
+import errno
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from specbench import UserError
+from specbench.files import PARTIAL, json_bytes, sha256_of, write_atomically
+from specbench.record.format import (
+    FORMAT,
+    MANIFEST,
+    METRICS_AFTER,
+    METRICS_BEFORE,
+    REQUESTS,
+    SUMMARY,
+    Manifest,
+    Request,
+    Summary,
+)
+
+_Document = TypeVar("_Document", Manifest, Summary)
+
+
+class _Version(msgspec.Struct):
+    format: int | None = None
+
+
+class ResultDirectory:
+    """The write side of a result directory. Refuses a directory that holds anything."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UserError(f"{path} is not empty; name a fresh directory with --out")
+            self._requests = open(path / REQUESTS, "ab", buffering=0)  # noqa: SIM115 - open for the whole run
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}; name another directory with --out") from None
+
+    def append(self, request: Request) -> None:
+        """Add one line, in one write, so that a kill leaves whole lines only; so does a disk that is full.
+
+        Raises OSError when the line could not be written whole.
+        """
+        line = msgspec.json.encode(request) + b"\n"
+        size = self._requests.tell()
+        written = self._requests.write(line)
+        if written != len(line):
+            self._requests.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write one whole file, for example a raw scrape."""
+        write_atomically(self.path / name, text.encode())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write MANIFEST or SUMMARY: indented JSON, whole or not at all."""
+        write_atomically(self.path / name, json_bytes(value))
+
+    def discard(self) -> None:
+        """Leave the place as it was found: nothing in it was measured."""
+        self._requests.close()
+        for name in (REQUESTS, METRICS_BEFORE, METRICS_AFTER, MANIFEST, SUMMARY):
+            for file in (self.path / name, self.path / (name + PARTIAL)):
+                file.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else has put something there
+            for folder in self._created:
+                folder.rmdir()
+
+    def close(self) -> None:
+        """Put everything appended on disk."""
+        if not self._requests.closed:
+            os.fsync(self._requests.fileno())
+            self._requests.close()
+
+
+# ---- reading
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a result directory; UserError when it is none, or of a format this version does not read."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory; name a result directory of bench.py")
+    return _read_document(directory / MANIFEST, Manifest)
+
+
+def read_summary(directory: Path) -> Summary:
+    """The summary of a complete run; UserError says how far an incomplete one came."""
+    if not (directory / SUMMARY).exists():
+        scheduled = read_manifest(directory).schedule.requests
+        raise UserError(
+            f"{directory} has no {SUMMARY}: its run was killed or still goes on, after {_measured_lines(directory)} of "
+            f"{scheduled} requests; run bench.py again with a fresh --out"
+        )
+    return _read_document(directory / SUMMARY, Summary)
+
+
+def read_requests(directory: Path) -> Iterator[Request]:
+    """Every request in file order, one at a time (memory does not grow with the file).
+
+    Raises UserError naming the line that was cut off, edited, or holds an impossible value.
+    """
+    path = directory / REQUESTS
+    decoder = msgspec.json.Decoder(Request)
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    raise UserError(f"{path} line {number} is cut off: the file was truncated; run bench.py again")
+                try:
+                    request = decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise UserError(f"{path} line {number} is not what bench.py writes: {error}") from None
+                _check_values(request, f"{path} line {number}")
+                yield request
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read_document(path: Path, schema: type[_Document]) -> _Document:
+    try:
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=_Version).format
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; name a result directory of bench.py") from None
+    except msgspec.ValidationError:
+        version = None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}); it was edited or cut off: run bench.py again") from None
+    if version != FORMAT:
+        raise UserError(
+            f"{path} has format {version!r}, this version reads format {FORMAT}; use the version that wrote it"
+        )
+    try:
+        return msgspec.json.decode(content, type=schema)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UserError(f"{path} is not what bench.py writes: {error}; it was edited: run bench.py again") from None
+
+
+def _measured_lines(directory: Path) -> int:
+    try:
+        with open(directory / REQUESTS, "rb") as file:
+            return sum(line.endswith(b"\n") and b'"phase":"measured"' in line for line in file)
+    except OSError:
+        return 0
+
+
+def _check_values(request: Request, where: str) -> None:
+    for name in ("start_s", "ttft_s", "e2el_s", "decode_s"):
+        value = getattr(request, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise UserError(f"{where}: {name} is {value}, which no run can have measured")
+    if request.outcome == "ok" and request.e2el_s is None:
+        raise UserError(f"{where}: an ok request needs an e2el_s")
+    for name in ("prompt_tokens", "completion_tokens", "first_tokens", "chunks"):
+        count = getattr(request, name)
+        if count is not None and count < 0:
+            raise UserError(f"{where}: {name} is {count}, which no run can have counted")
+
+
+def check_unedited(directory: Path, manifest: Manifest, summary: Summary) -> None:
+    """Raise UserError where the files of a result directory are no longer the ones that bench.py left.
+
+    A summary without a digest, as the first version wrote it, is held against the manifest alone.
+    """
+    again = "it was edited or replaced: run bench.py again with a fresh --out"
+    said = summary.requests_sha256
+    if said is not None and said != sha256_of(directory / REQUESTS):
+        raise UserError(f"{directory / REQUESTS} is not the file that {SUMMARY} beside it was made of; {again}")
+    if manifest.status != summary.status:
+        raise UserError(
+            f"{directory / MANIFEST} says {manifest.status} and {SUMMARY} {summary.status}; {again}"
+        )
