@@ -26,7 +26,7 @@ from specbench.client import service
 from specbench.client.load import Load, LoadResult, Phase, Progress, event_loop_name, run_event_loop
 from specbench.client.service import Metrics, Server
 from specbench.client.stream import RequestSettings
-from specbench.client.transport import ProxyTransport, StreamTransport, tls_context, transport_for
+from specbench.client.transport import ProxyTransport, StreamTransport, transport_for
 from specbench.polyaxon import polyaxon_run
 from specbench.record.directory import ResultDirectory
 from specbench.record.format import (
@@ -40,8 +40,10 @@ from specbench.record.format import (
     Request,
     ServerDeltas,
 )
-from specbench.record.provenance import client_record, command_line, now, public_url, tool
+from specbench.record.provenance import client_record, now, tool
 from specbench.record.summary import summarize, summary_table
+from specbench.redaction import command_line, public_url
+from specbench.tls import tls_context
 from specbench.words import printable
 from specbench.workload.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
 

@@ -36,12 +36,10 @@ What it does not do:
 """
 
 import asyncio
-import os
 import select
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 from urllib.request import getproxies, proxy_bypass
@@ -50,6 +48,7 @@ import httptools
 import httpx
 
 from specbench import UserError
+from specbench.tls import tls_context
 
 IDLE_LIMIT_NS = 2_000_000_000
 PROBATION_NS = 250_000_000
@@ -481,26 +480,6 @@ def transport_for(url: str) -> tuple[StreamTransport | ProxyTransport, str | Non
         f"requests to {parsed.host} go through the proxy {_public(proxy)}, so times are less exact and include "
         f"connecting; set NO_PROXY={parsed.host} where the service can be reached directly"
     )
-
-
-def tls_context() -> ssl.SSLContext:
-    """Verifies with the system's certificates, or with SSL_CERT_FILE and SSL_CERT_DIR where they are set.
-
-    Raises UserError when SSL_CERT_FILE cannot be used: OpenSSL itself would ignore it.
-    """
-    context = ssl.create_default_context()  # OpenSSL reads both variables by itself
-    context.set_alpn_protocols(["http/1.1"])
-    file = os.environ.get("SSL_CERT_FILE")
-    if file:
-        try:
-            context.load_verify_locations(cafile=file)
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(f"SSL_CERT_FILE={file} holds no certificates that can be read: {error}") from None
-    elif not context.get_ca_certs() and not Path(ssl.get_default_verify_paths().capath or "").is_dir():
-        import certifi  # python.org's builds for macOS come without certificates; httpx brings these
-
-        context.load_verify_locations(cafile=certifi.where())
-    return context
 
 
 def _payload(request: httpx.Request, body: bytes) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from specbench import UserError
-from specbench.client.transport import tls_context
+from specbench.tls import tls_context
 from specbench.words import printable
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from specbench import UserError
 from specbench.files import check_writable, json_bytes, write_atomically
 from specbench.record.directory import ResultDirectory, check_unedited, read_manifest, read_requests, read_summary
 from specbench.record.format import MANIFEST, REQUESTS, Request
-from specbench.record.provenance import command_line, public_url
 from specbench.record.summary import Throughput, distribution, summarize
+from specbench.redaction import command_line, public_url
 
 KEYS = """
 case family repeat position user phase start_s ttft_s e2el_s decode_s prompt_tokens completion_tokens first_tokens
@@ -72,7 +72,6 @@ from tests.record.test_results import request
 from specbench.files import check_writable, json_bytes, write_atomically
 from specbench.record.directory import ResultDirectory, check_unedited, read_manifest, read_requests, read_summary
 from specbench.record.format import MANIFEST, REQUESTS, Request
-from specbench.record.provenance import command_line, public_url
 from specbench.record.summary import Throughput, distribution, summarize
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

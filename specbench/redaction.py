@@ -1,0 +1,60 @@
+"""What may be stored of command lines and URLs: nothing that lets anyone in.
+
+Standard library only, so that launch_vllm.py can use it inside the vLLM container.
+"""
+
+import re
+from collections.abc import Sequence
+
+REDACTED = "REDACTED"
+# The end of a flag's or a variable's name whose value is a secret: --api-key and HF_TOKEN, but not
+# --max-num-batched-tokens.
+SECRET_NAME = re.compile(r"(?:^|[-_])(?:key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+# The same inside a longer word: a whole command line given to --vllm or to `bash -c`, --env=HF_TOKEN=…, JSON. The
+# value may be quoted, in parts or as a whole.
+SECRET_INSIDE = re.compile(
+    r"""((?:^|[\s=;&|'"{(,])-*(?:[\w-]*[-_])?(?:key|token|secret|password|passwd|credentials?)"""
+    r"""(?:['"]?\s*[=:]\s*|\s+(?!-)))"""
+    r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|])+""",
+    re.IGNORECASE,
+)
+URL_USERINFO = re.compile(r"(?<=://)[^/\s]+@")
+
+
+def redacted(argv: Sequence[str]) -> list[str]:
+    """A server's command line without its secrets: values of --api-key and its like, of TOKEN=…, userinfo in URLs."""
+    result: list[str] = []
+    secret = False
+    for word in argv:
+        name, assigned, _ = word.partition("=")
+        if word.startswith("-") or (assigned and not secret):
+            secret = SECRET_NAME.search(name) is not None
+            word = f"{name}={REDACTED}" if secret and assigned else word
+            secret = secret and not assigned
+        elif secret:
+            word = REDACTED
+        word = SECRET_INSIDE.sub(rf"\g<1>{REDACTED}", word)
+        result.append(without_userinfo(word))
+    return result
+
+
+def without_userinfo(text: str) -> str:
+    """`text` with the user name and password of every URL in it replaced."""
+    return URL_USERINFO.sub(f"{REDACTED}@", text)
+
+
+def command_line(argv: Sequence[str]) -> list[str]:
+    """The command line of one of our own scripts as it may be stored: URLs without userinfo, query and fragment."""
+    return [_without_credentials(argument) for argument in argv]
+
+
+def public_url(url: str) -> str:
+    """`url` without userinfo, query and fragment."""
+    scheme, separator, rest = re.split("[?#]", url, maxsplit=1)[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def _without_credentials(argument: str) -> str:
+    option, separator, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{option}{separator}{public_url(value)}" if "://" in value else argument
