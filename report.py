@@ -34,11 +34,12 @@ except ModuleNotFoundError as error:
     print(f"report.py: the page needs {error.name}: pip install -r requirements-demo.txt", file=sys.stderr)
     sys.exit(2)
 
-from compare import FORMAT as COMPARISON_FORMAT
-from compare import NOT_COMPARABLE, Options, compare
 from specbench import Parser, UserError
+from specbench.comparison.assessment import FORMAT as COMPARISON_FORMAT
+from specbench.comparison.assessment import Options, compare
 from specbench.comparison.equality import IDENTICAL, WITHIN
 from specbench.comparison.estimates import IN_THIS_PAIR
+from specbench.comparison.verdict import NOT_COMPARABLE
 from specbench.files import check_writable, write_atomically
 from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
 from specbench.record.provenance import now, tool

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from specbench.comparison import equality, estimates
+from specbench.comparison import equality, estimates, intervals
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator
@@ -75,11 +75,11 @@ def noise(rng: Rng, rows: int, n: int, kind: str, candidate: bool = False) -> Fl
     return white
 
 
-def shuffled(rng: Rng, cases: int, repeats: int) -> estimates.Layout:
-    return estimates.layout(np.concatenate([rng.permutation(cases) for _ in range(repeats)]))
+def shuffled(rng: Rng, cases: int, repeats: int) -> intervals.Layout:
+    return intervals.layout(np.concatenate([rng.permutation(cases) for _ in range(repeats)]))
 
 
-def two_runs(rng: Rng, rows: int, lay: estimates.Layout, kind: str, sd: float = 0.1) -> tuple[Floats, Floats, Floats]:
+def two_runs(rng: Rng, rows: int, lay: intervals.Layout, kind: str, sd: float = 0.1) -> tuple[Floats, Floats, Floats]:
     """Base and candidate without a difference; cases differ in noise. Returns both and the cases' scale."""
     n = len(lay.case)
     scale = sd * np.exp(rng.normal(0, 0.5, len(lay.repeats)))
@@ -113,13 +113,13 @@ def pair(share: float) -> None:
             lay = shuffled(rng, cases, repeats)
             base, candidate, _ = two_runs(rng, rows, lay, kind)
             weights = np.full(cases, 1 / cases)
-            error = np.abs(estimates.case_means(lay, candidate - base) @ weights)
-            iid = estimates.iid_half_width(lay, weights, base, candidate)
-            wider = np.maximum(iid, estimates.batch_half_width(lay, weights, base, candidate))
-            ours = wider + estimates.drift_allowance(lay, weights, base, candidate)
-            one_look = len(lay.case) / estimates.inflation(lay, candidate - base) >= 30
+            error = np.abs(intervals.case_means(lay, candidate - base) @ weights)
+            iid = intervals.iid_half_width(lay, weights, base, candidate)
+            wider = np.maximum(iid, intervals.batch_half_width(lay, weights, base, candidate))
+            ours = wider + intervals.drift_allowance(lay, weights, base, candidate)
+            one_look = len(lay.case) / intervals.inflation(lay, candidate - base) >= 30
             enough = len(lay.case) >= estimates.MIN_REQUESTS
-            gate = enough & (estimates.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE)
+            gate = enough & (intervals.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE)
             lines.append(
                 (
                     *(f"{cases}×{repeats}", kind),
@@ -145,11 +145,11 @@ def family(share: float) -> None:
             lay = shuffled(rng, cases, repeats)
             base, candidate, _ = two_runs(rng, rows, lay, kind)
             weights = np.where(np.arange(cases) % 3 == 0, 3 / cases, 0.0)
-            error = np.abs(estimates.case_means(lay, candidate - base) @ weights)
-            half = estimates.pair_half_width(lay, weights, base, candidate)
-            gate = estimates.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE
-            own = np.abs(estimates.case_means(lay, candidate - base))
-            halves = estimates.case_half_widths(lay, base, candidate)
+            error = np.abs(intervals.case_means(lay, candidate - base) @ weights)
+            half = intervals.pair_half_width(lay, weights, base, candidate)
+            gate = intervals.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE
+            own = np.abs(intervals.case_means(lay, candidate - base))
+            halves = intervals.case_half_widths(lay, base, candidate)
             lines.append(
                 (
                     *(f"{cases}×{repeats}", kind),
@@ -182,7 +182,7 @@ def prompts(share: float) -> None:
         covered = []
         for draw in EFFECTS.values():
             effects = 0.3 * draw(rng, (rows, cases)) + 0.045 * rng.normal(size=(rows, cases))
-            half = estimates.stratified_half_width(effects, weights, one)
+            half = intervals.stratified_half_width(effects, weights, one)
             covered.append(percent(np.abs(effects.mean(1)) <= half))
         lines.append((cases, *covered))
     title = f"Shape of case effects: coverage, % ({rows} replicates, seed 103); fewer than 12 cases get no interval"
@@ -197,8 +197,8 @@ def prompts(share: float) -> None:
                 for _ in range(2)
             ]
             effects = (sides[1] - sides[0]).mean(1) + 0.15 * rng.normal(size=(rows, cases))
-            case_half = estimates.stratified_half_width(effects, weights, one)
-            half = np.hypot(case_half, estimates.deployment_half_width(sides[0].mean(2), sides[1].mean(2))[0])
+            case_half = intervals.stratified_half_width(effects, weights, one)
+            half = np.hypot(case_half, intervals.deployment_half_width(sides[0].mean(2), sides[1].mean(2))[0])
             error = np.abs(effects.mean(1))
             lines.append((f"{cases}×{repeats}", d, spread, percent(error <= case_half), percent(error <= half)))
     title = f"Prompts and deployments both vary: coverage, % ({rows} replicates, seed 103)"
@@ -223,10 +223,10 @@ def _prompts_one_pair(rng: Rng, rows: int, cases: int, repeats: int, kind: str) 
         effects = np.array([-0.45, 0.65, 0.45])[family_] + 0.15 * rng.normal(size=cases)
         candidate = candidate + effects[lay.case]
         truth = float(np.mean([-0.45, 0.65, 0.45]))
-        runs = estimates.Runs(base, candidate, lay.case, family_, ("a", "b", "c"))
+        runs = estimates.LogTimes(base, candidate, lay.case, family_, ("a", "b", "c"))
         summary = estimates.estimate(runs).overall.prompts
-        seen = estimates.case_means(lay, candidate - base)
-        half = estimates.stratified_half_width(seen, np.full(cases, 1 / cases), family_)
+        seen = intervals.case_means(lay, candidate - base)
+        half = intervals.stratified_half_width(seen, np.full(cases, 1 / cases), family_)
         alone[row] = abs(seen.mean() - truth) <= half[0]
         if summary.low is not None and summary.high is not None:
             printed[row], ours[row] = True, summary.low <= math.exp(truth) <= summary.high
@@ -240,7 +240,7 @@ def verdict_power(effect: float, spread: float, deployments: int) -> float:
     shift = abs(math.log1p(effect)) / (spread * math.sqrt(2 / deployments))
     chi2 = np.linspace(1e-6, df + 12 * math.sqrt(2 * df) + 20, 20_001)
     weight = np.exp((df / 2 - 1) * np.log(chi2) - chi2 / 2)
-    limit = estimates.t_quantile(0.975, df) * np.sqrt(chi2 / df)
+    limit = intervals.t_quantile(0.975, df) * np.sqrt(chi2 / df)
     normal = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
     return float((weight * (normal(shift - limit) + normal(-shift - limit))).sum() / weight.sum())
 
@@ -251,7 +251,7 @@ def verdict(share: float) -> None:
     lines: list[Line] = []
 
     def rejects(base: Floats, candidate: Floats) -> Any:
-        return np.abs((candidate - base).mean(1)) > estimates.deployment_half_width(base, candidate)[0]
+        return np.abs((candidate - base).mean(1)) > intervals.deployment_half_width(base, candidate)[0]
 
     for d in (2, 3, 4):
         for within in (0.005, 0.04):
@@ -297,10 +297,10 @@ def planning(share: float) -> None:
     for d in (2, 3, 4):
         df = 2 * d - 2
         seen = 0.03 * np.sqrt(rng.chisquare(df, rows) / df)
-        low = [estimates.deployments_needed(float(s), 0.1) for s in seen]
-        high = [estimates.deployments_needed(estimates.spread_limit(float(s), df), 0.1) for s in seen]
+        low = [intervals.deployments_needed(float(s), 0.1) for s in seen]
+        high = [intervals.deployments_needed(intervals.spread_limit(float(s), df), 0.1) for s in seen]
         cells = ["–".join(f"{q:.0f}" for q in np.percentile(plan, [10, 90])) for plan in (low, high)]
-        need = estimates.deployments_needed(0.03, 0.1)
+        need = intervals.deployments_needed(0.03, 0.1)
         lines.append((d, need, *cells, percent(np.less_equal(low, need) & np.less_equal(need, high))))
     table(
         f"Deployments planned for a 10% effect, true redeploy noise 3% ({rows} replicates, seed 109)",
@@ -323,7 +323,7 @@ def end_to_end(share: float) -> None:
                     base, candidate, _ = two_runs(rng, d, lay, kind)
                     base, candidate = (y + spread * rng.normal(size=(d, 1)) for y in (base, candidate))
                     order = tuple({"A": "base", "B": "candidate"}[x] for x in ("ABBA" * d)[: 2 * d])
-                    runs = estimates.Runs(base, candidate, lay.case, family_, ("a", "b", "c"), order)
+                    runs = estimates.LogTimes(base, candidate, lay.case, family_, ("a", "b", "c"), order)
                     result = estimates.estimate(runs)
                     words[row] = [
                         line.verdict.startswith((estimates.FASTER, estimates.SLOWER))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import calibration
-from specbench.comparison import equality, estimates
+from specbench.comparison import equality, estimates, intervals
 
 ROWS = 400
 LEVEL = 0.05  # what may be wrong
@@ -28,14 +28,14 @@ def test_a_printed_interval_of_a_pair_is_rarely_wrong(shape: tuple[int, int], ki
     lay = calibration.shuffled(rng, cases, repeats)
     base, candidate, _ = calibration.two_runs(rng, ROWS, lay, kind)
     weights = np.full(cases, 1 / cases)
-    error = np.abs(estimates.case_means(lay, candidate - base) @ weights)
-    half = estimates.pair_half_width(lay, weights, base, candidate)
-    printed = estimates.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE
+    error = np.abs(intervals.case_means(lay, candidate - base) @ weights)
+    half = intervals.pair_half_width(lay, weights, base, candidate)
+    printed = intervals.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE
     assert (printed & (error > half)).mean() <= LEVEL + SLACK
     if kind == "none":
         assert (error <= half).mean() >= 0.95
         assert printed.mean() >= (0.45 if cases * repeats == 45 else 0.9)
-        assert np.median(half / estimates.iid_half_width(lay, weights, base, candidate)) < 2.4
+        assert np.median(half / intervals.iid_half_width(lay, weights, base, candidate)) < 2.4
     if (kind == "slow" and cases * repeats < 200) or (kind == "recorded 1" and cases * repeats < 100):
         assert printed.mean() < 0.15, "a run that short cannot know such noise"
 
@@ -48,8 +48,8 @@ def test_independence_would_be_wrong_here() -> None:
     covered = {}
     for kind in ("none", "AR .3", "slow"):
         base, candidate, _ = calibration.two_runs(rng, ROWS, lay, kind)
-        error = np.abs(estimates.case_means(lay, candidate - base) @ weights)
-        covered[kind] = (error <= estimates.iid_half_width(lay, weights, base, candidate)).mean()
+        error = np.abs(intervals.case_means(lay, candidate - base) @ weights)
+        covered[kind] = (error <= intervals.iid_half_width(lay, weights, base, candidate)).mean()
     assert covered["none"] == pytest.approx(0.95, abs=0.035)
     assert covered["AR .3"] == pytest.approx(0.87, abs=0.05)
     assert covered["slow"] == pytest.approx(0.44, abs=0.08)
@@ -61,8 +61,8 @@ def test_case_intervals_cover(kind: str) -> None:
     for repeats in (3, 5, 10):
         lay = calibration.shuffled(rng, 9, repeats)
         base, candidate, _ = calibration.two_runs(rng, ROWS, lay, kind)
-        error = np.abs(estimates.case_means(lay, candidate - base))
-        assert (error <= estimates.case_half_widths(lay, base, candidate)).mean() >= 0.94
+        error = np.abs(intervals.case_means(lay, candidate - base))
+        assert (error <= intervals.case_half_widths(lay, base, candidate)).mean() >= 0.94
 
 
 @pytest.mark.parametrize("shape", [(9, 10, 2), (60, 2, 2), (300, 1, 2), (300, 1, 4)])
@@ -76,8 +76,8 @@ def test_prompts_and_deployments_together_cover(shape: tuple[int, int, int], spr
     ]
     effects = (sides[1] - sides[0]).mean(1) + 0.15 * rng.normal(size=(ROWS, cases))
     weights, one = np.full(cases, 1 / cases), np.zeros(cases, dtype=np.int64)
-    between = estimates.deployment_half_width(sides[0].mean(2), sides[1].mean(2))[0]
-    half = np.hypot(estimates.stratified_half_width(effects, weights, one), between)
+    between = intervals.deployment_half_width(sides[0].mean(2), sides[1].mean(2))[0]
+    half = np.hypot(intervals.stratified_half_width(effects, weights, one), between)
     assert (np.abs(effects.mean(1)) <= half).mean() >= 1 - LEVEL - SLACK
 
 
@@ -95,7 +95,7 @@ def test_false_verdicts_over_deployments_are_five_percent_at_every_redeploy_nois
     rows = 20_000
     rng = np.random.default_rng(5)
     base, candidate = (math.hypot(spread, 0.005) * rng.normal(size=(rows, d)) for _ in range(2))
-    half, _ = estimates.deployment_half_width(base, candidate)
+    half, _ = intervals.deployment_half_width(base, candidate)
     false = (np.abs((candidate - base).mean(1)) > half).mean()
     assert false == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / rows))
 
@@ -105,7 +105,7 @@ def test_power_at_ten_percent_and_three_percent_redeploy_noise(d: int, power: fl
     assert calibration.verdict_power(0.1, 0.03, d) == pytest.approx(power, abs=0.005)
     rng = np.random.default_rng(6)
     base, candidate = (0.03 * rng.normal(size=(20_000, d)) for _ in range(2))
-    half, _ = estimates.deployment_half_width(base, candidate + math.log(1.1))
+    half, _ = intervals.deployment_half_width(base, candidate + math.log(1.1))
     found = (np.abs((candidate - base).mean(1) + math.log(1.1)) > half).mean()
     assert found == pytest.approx(power, abs=0.015)
 
@@ -120,7 +120,7 @@ def test_no_effect_gives_no_false_words(d: int, kind: str) -> None:
         lay = calibration.shuffled(rng, 9, 10)
         base, candidate, _ = calibration.two_runs(rng, d, lay, kind)
         order = ("base", "candidate", "candidate", "base")[: 2 * d]
-        runs = estimates.Runs(base, candidate, lay.case, np.arange(9) % 3, ("a", "b", "c"), order)
+        runs = estimates.LogTimes(base, candidate, lay.case, np.arange(9) % 3, ("a", "b", "c"), order)
         result = estimates.estimate(runs)
         lines = (result.overall, *result.families)
         words[row] = [line.verdict.startswith((estimates.FASTER, estimates.SLOWER)) for line in lines]

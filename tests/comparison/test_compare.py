@@ -21,7 +21,9 @@ from support import ROOT
 from support.simulated_runs import NINE, write_run
 
 import compare
-from specbench.comparison.pairing import METRICS
+from specbench.comparison import assessment
+from specbench.comparison.assessment import compare as compare_directories
+from specbench.comparison.sides import METRICS
 
 GOLDEN = ROOT / "tests" / "golden"
 RECORDED = ROOT / "tests" / "recordings" / "vllm-0.11.2"
@@ -105,7 +107,7 @@ def a_server_that_says_nothing() -> list[str]:
     def silence(manifest: Document, summary: Document, rows: list[Document]) -> None:
         manifest["server"].update(record=None, cache_config=None, version=None)
         manifest["mode_verified"] = {"how": "not verified", "detail": ""}
-        summary["server"] = dict.fromkeys(summary["server"])
+        summary["server"] = {}
 
     one_pair_of({"edit": silence, "token_ids": False}, edit=silence, token_ids=False, repeats=2)
     return ["baseline-c1", "ngram-c1"]
@@ -196,7 +198,7 @@ def recomputed(paths: list[Path], metric: str) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("metric", METRICS)
 def test_medians_and_ratios_are_what_jq_computes(metric: str, here: Path) -> None:
     arguments = four_deployments()
-    result = compare.compare([Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")])
+    result = compare_directories([Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")])
     base = recomputed([Path(name) for name in arguments if name.startswith("baseline")], metric)
     candidate = recomputed([Path(name) for name in arguments if name.startswith("ngram")], metric)
     lines = {**result["metrics"][metric]["families"], "overall": result["metrics"][metric]["overall"]}
@@ -231,8 +233,8 @@ def summaries(value: Any) -> list[Document]:
 def test_exchanging_the_sides_inverts_ratios_and_swaps_bounds(deployments: int, here: Path) -> None:
     four_deployments()
     bases, candidates = [Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")]
-    there = summaries(compare.compare(bases[:deployments], candidates[:deployments])["metrics"])
-    back = summaries(compare.compare(candidates[:deployments], bases[:deployments])["metrics"])
+    there = summaries(compare_directories(bases[:deployments], candidates[:deployments])["metrics"])
+    back = summaries(compare_directories(candidates[:deployments], bases[:deployments])["metrics"])
     assert len(there) == len(back) > 30
     for one, two in zip(there, back, strict=True):
         assert one["ratio"] * two["ratio"] == pytest.approx(1, abs=1e-12)
@@ -244,7 +246,7 @@ def test_exchanging_the_sides_inverts_ratios_and_swaps_bounds(deployments: int, 
 
 def test_tokens_per_second_is_the_mean_of_the_deployments(here: Path) -> None:
     four_deployments()
-    result = compare.compare([Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")])
+    result = compare_directories([Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")])
     paths = [Path(name, "summary.json") for name in ("baseline-c1", "baseline2-c1")]
     mean = sum(json.loads(path.read_text())["throughput"]["tokens_per_s"] for path in paths) / 2
     assert result["throughput"]["base_tokens_per_s"] == pytest.approx(mean)
@@ -255,7 +257,7 @@ def test_requests_without_tpot_are_counted_not_hidden(here: Path) -> None:
         rows[4]["completion_tokens"] = 1
 
     one_pair_of({"edit": one_token})
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])
     assert any("TPOT: 1 of 90 requests" in warning for warning in result["warnings"])
     assert result["metrics"]["e2el"]["requests"] == 90 and result["metrics"]["tpot"]["requests"] == 89
 
@@ -269,7 +271,7 @@ def verdicts(result: Document) -> dict[str, str]:
 
 def test_text_decides_where_a_side_has_no_token_ids(here: Path) -> None:
     one_pair_of({"token_ids": False}, repeats=2)
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])
     assert {of["compared"] for of in result["equality"]["cases"].values()} == {"text"}
     assert result["exit_code"] == 0
 
@@ -280,7 +282,7 @@ def test_token_ids_decide_where_both_sides_have_them(here: Path) -> None:
             row["token_ids"] = [1, *row["token_ids"]]
 
     one_pair_of(edit=other_ids, repeats=5)
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])
     assert set(verdicts(result).values()) == {"different"}
     assert result["equality"]["cases"]["copy-1"]["divergence"]["token"] == 0
     assert result["equality"]["cases"]["copy-1"]["divergence"]["character"] is None
@@ -291,7 +293,7 @@ def test_first_divergence_shows_both_continuations(here: Path) -> None:
         {"outputs": lambda case, repeat: "The capital is Paris."},
         outputs=lambda case, repeat: "The capital is Lyon." if case == "short-1" else "The capital is Paris.",
     )
-    of = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])["equality"]["cases"]["short-1"]
+    of = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])["equality"]["cases"]["short-1"]
     assert of["divergence"] == {
         "token": 3, "character": 15, "before": "The capital is ", "base": "Paris.", "candidate": "Lyon.",
     }  # fmt: skip
@@ -300,7 +302,7 @@ def test_first_divergence_shows_both_continuations(here: Path) -> None:
 
 def test_one_repeat_that_differs_has_no_floor(here: Path) -> None:
     one_pair_of(repeats=1, outputs=lambda case, repeat: "Other." if case == "copy-1" else f"The answer to {case}.")
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(accept_floor=True))
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(accept_floor=True))
     assert verdicts(result)["copy-1"] == "floor not measured"
     assert result["exit_code"] == 1 and result["verdict"]["verdict"] == "not comparable"
 
@@ -316,7 +318,7 @@ def two_pairs_of(outputs: Callable[[str, str, int], str], **run: Any) -> Documen
             Path(name), order=order, seed=order, deployment=0.002 * order, **ngram, **run,
             outputs=lambda case, repeat, name=name: outputs(name, case, repeat),
         )  # fmt: skip
-    return compare.compare([Path("b1"), Path("b2")], [Path("n1"), Path("n2")], FLOOR)
+    return compare_directories([Path("b1"), Path("b2")], [Path("n1"), Path("n2")], FLOOR)
 
 
 def test_a_baseline_that_differs_from_itself_over_all_cases_passes_none_that_vary(here: Path) -> None:
@@ -350,7 +352,7 @@ def test_too_few_of_several_repeats_do_not_pass(here: Path) -> None:
         return f"{case} {repeat % 2}"
 
     one_pair_of({"outputs": outputs}, outputs=outputs, repeats=2)
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
     assert result["equality"]["verdict"] == "within the baseline's own variation"
     assert result["equality"]["counts"] == {"differs, too few repeats to tell": 9}
     assert (result["exit_code"], result["verdict"]["verdict"]) == (1, "not comparable")
@@ -371,7 +373,7 @@ def test_accept_floor_is_advised_only_where_it_helps(
 
 def test_an_output_of_the_base_alone_is_not_shown_as_the_candidate_s(here: Path) -> None:
     one_pair_of({"outputs": lambda case, repeat: "odd" if repeat == 3 else "usual"}, outputs=lambda *_: "usual")
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
     assert result["equality"]["cases"]["copy-1"]["verdict"] == "within the baseline's own variation"
     assert result["equality"]["cases"]["copy-1"]["divergence"] is None
 
@@ -379,7 +381,7 @@ def test_an_output_of_the_base_alone_is_not_shown_as_the_candidate_s(here: Path)
 def test_divergences_are_kept_of_the_first_cases_and_shown_of_any(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "DIVERGENCES", 2)
+    monkeypatch.setattr(assessment, "DIVERGENCES", 2)
     one_pair_of(outputs=lambda case, _: "New." if case != "copy-1" else f"The answer to {case}.")
     run("baseline-c1", "ngram-c1", "--json", "out.json", "--show", "short-3", code=1)
     cases = json.loads(Path("out.json").read_text())["equality"]["cases"]
@@ -394,7 +396,7 @@ def test_the_side_that_answered_shorter_is_named(longer: str, side: str, here: P
             row["completion_tokens"] += 5 * (row["case"] == "copy-2")
 
     one_pair_of({"edit": add} if longer == "baseline-c1" else {}, **({"edit": add} if longer == "ngram-c1" else {}))
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])
     found = [warning for warning in result["warnings"] if "answered shorter" in warning]
     assert len(found) == 1 and found[0].startswith(f"The {side} answered shorter") and "copy-2" in found[0]
 
@@ -403,7 +405,7 @@ def test_a_mix_is_judged_by_the_families_that_it_weighs(here: Path) -> None:
     one_pair_of(effect=-0.3, outputs=lambda case, _: "New." if case == "explain-1" else f"The answer to {case}.")
 
     def verdict(**mix: float) -> tuple[str, int]:
-        result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(mix=mix))
+        result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(mix=mix))
         return result["verdict"]["verdict"], result["exit_code"]
 
     assert verdict(copy=1.0, explain=0.0) == ("faster in this pair", 1)
@@ -422,7 +424,7 @@ def test_a_mix_is_judged_by_the_families_that_it_weighs(here: Path) -> None:
 def test_the_times_of_deployments_are_those_of_the_primary_line(options: compare.Options, here: Path) -> None:
     four_deployments()
     bases, candidates = [Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")]
-    result = compare.compare(bases, candidates, options)
+    result = compare_directories(bases, candidates, options)
     metric = result["metrics"]["e2el"]
     line = metric["families"].get(options.primary, metric["overall"])
     logs = {side: [math.log(of["e2el_s"]) for of in result["deployments"] if of["side"] == side]
@@ -436,7 +438,7 @@ def test_two_baselines_are_no_clear_difference(here: Path) -> None:
     for order, seed in enumerate((1, 2)):
         write_run(Path(f"baseline{order}"), repeats=10, order=order, seed=seed)
     options = compare.Options(allow_same_mode=True)
-    result = compare.compare([Path("baseline0")], [Path("baseline1")], options)
+    result = compare_directories([Path("baseline0")], [Path("baseline1")], options)
     assert (result["verdict"]["verdict"], result["exit_code"]) == ("no clear difference in this pair", 0)
     assert any("Both sides are baseline" in warning for warning in result["warnings"])
 
@@ -448,7 +450,7 @@ def test_a_changed_reason_to_stop_is_named(here: Path) -> None:
                 row["finish_reason"] = "length"
 
     one_pair_of(edit=cut, repeats=2)
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])
     assert any(w.startswith("The reason why an answer ended") and "explain-1" in w for w in result["warnings"])
     assert result["equality"]["cases"]["explain-1"]["finish_candidate"] == {"length": 2}
 
@@ -457,7 +459,7 @@ def test_expected_answers_are_counted_in_both_modes(here: Path) -> None:
     expect = {"short-1": "Paris", "short-2": "^The answer"}
     one_pair_of({"expect": expect, "outputs": lambda case, repeat: "The answer is Paris."}, expect=expect,
                 outputs=lambda case, repeat: "The answer is Rome.", repeats=10)  # fmt: skip
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")])["expect"]
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])["expect"]
     assert (result["pairs"], result["base_passed"], result["candidate_passed"]) == (20, 20, 10)
     assert (result["only_base"], result["only_candidate"]) == (10, 0)
     assert result["p"] == pytest.approx(2 / 2**10)
@@ -467,7 +469,7 @@ def test_expected_answers_are_counted_in_both_modes(here: Path) -> None:
 def test_a_mix_weighs_families(here: Path) -> None:
     four_deployments()
     options = compare.Options(mix={"copy": 0.25, "short": 0.75})
-    result = compare.compare([Path("baseline-c1")], [Path("ngram-c1")], options)
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], options)
     lines = result["metrics"]["e2el"]
     logs = [math.log(lines["families"][family]["interval"]["ratio"]) for family in ("copy", "short")]
     assert math.log(lines["overall"]["interval"]["ratio"]) == pytest.approx(0.25 * logs[0] + 0.75 * logs[1])
@@ -569,7 +571,7 @@ def test_files_that_contradict_each_other_are_refused(
 def test_the_json_is_documented_key_by_key(here: Path) -> None:
     run(*four_deployments(), "--json", "out.json", code=0)
     result = json.loads(Path("out.json").read_text())
-    assert result["format"] == compare.FORMAT == 1
+    assert result["format"] == assessment.FORMAT == 1
     documented = (ROOT / "docs" / "comparison.md").read_text()
     by_name = {"cases", "families", "counts", "finish_base", "finish_candidate", "mix", "mode_verified"}
 
@@ -615,7 +617,7 @@ def recorded(path: Path, mode: str, users: int, order: int) -> Path:
 def test_recorded_runs_of_vllm(users: int, tmp_path: Path) -> None:
     base = recorded(tmp_path / "baseline", "baseline", users, 0)
     candidate = recorded(tmp_path / "ngram", "ngram", users, 1)
-    result = compare.compare([base], [candidate], compare.Options(accept_floor=True))
+    result = compare_directories([base], [candidate], compare.Options(accept_floor=True))
     words = set(verdicts(result).values())
     if users == 1:
         assert words == {"identical"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.comparison import equality
+from specbench.comparison import equality, permutation
 from specbench.comparison.equality import (
     BASE_DIFFERS,
     DIFFERENT,
@@ -19,10 +19,9 @@ from specbench.comparison.equality import (
     compare_outputs,
     first_divergence,
     judge_cases,
-    mcnemar,
     pass_rates,
-    score_test,
 )
+from specbench.comparison.permutation import mcnemar, score_test
 
 
 def disagreement(a: Sequence[int], b: Sequence[int]) -> float:
@@ -63,22 +62,22 @@ def test_the_smallest_p_is_two_of_all_relabellings(repeats: int) -> None:
 
 def test_many_repeats_are_drawn_and_agree_with_the_enumeration() -> None:
     a, b = [12, 6, 3], [7, 8, 6]
-    exact = equality.score_null(tuple(sorted((19, 14, 9), reverse=True)), 21, 21)
-    p = sum(chance for value, chance in exact.items() if value >= equality.score(a, b))
+    exact = permutation.score_null(tuple(sorted((19, 14, 9), reverse=True)), 21, 21)
+    p = sum(chance for value, chance in exact.items() if value >= permutation.score(a, b))
     drawn = score_test(a, b)
-    assert drawn.p == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / equality.DRAWS))
-    assert score_test([50, 0], [0, 50]).p == 1 / (equality.DRAWS + 1)
+    assert drawn.p == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / permutation.DRAWS))
+    assert score_test([50, 0], [0, 50]).p == 1 / (permutation.DRAWS + 1)
 
 
 def test_holm_by_hand() -> None:
-    assert equality.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert permutation.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
 def test_tarone_leaves_out_only_what_cannot_reject() -> None:
-    assert equality.tarone([0.001, 0.02, 0.3, 1.0], 0.05) == [True, True, False, False]
+    assert permutation.tarone([0.001, 0.02, 0.3, 1.0], 0.05) == [True, True, False, False]
     # 0.03 could reject alone, not beside the other: K = 2 asks for 0.025
-    assert equality.tarone([0.001, 0.03, 1.0], 0.05) == [True, False, False]
-    assert equality.tarone([1.0, 1.0], 0.05) == [False, False]
+    assert permutation.tarone([0.001, 0.03, 1.0], 0.05) == [True, False, False]
+    assert permutation.tarone([1.0, 1.0], 0.05) == [False, False]
 
 
 def test_the_combined_p_agrees_with_the_exact_convolution() -> None:
@@ -91,14 +90,14 @@ def test_the_combined_p_agrees_with_the_exact_convolution() -> None:
                 following[total + value] = following.get(total + value, 0.0) + weight * chance
         acc = following
     exact = sum(weight for total, weight in acc.items() if total >= 3 * test.score)
-    drawn = equality.combined_p([test] * 3, 0.025)
-    assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / equality.DRAWS))
+    drawn = permutation.combined_p([test] * 3, 0.025)
+    assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / permutation.DRAWS))
 
 
 def test_many_alike_cases_are_drawn_together_to_the_same_answer() -> None:
     tests = [score_test([4, 1], [3, 2])] * 60 + [score_test([4, 1], [2, 3])] * 40
-    together = equality.combined_p(tests, 0.025, seed=1)
-    apart = equality.combined_p(tests, 0.025, seed=2)
+    together = permutation.combined_p(tests, 0.025, seed=1)
+    apart = permutation.combined_p(tests, 0.025, seed=2)
     assert together is not None and apart is not None
     assert together == pytest.approx(apart, abs=0.03)
 
@@ -161,7 +160,7 @@ def test_base_against_base_is_corrected_for_its_two_ways() -> None:
     assert [test.p_min for test in case.base_tests] == pytest.approx([1 / 70, 1 / 70])
     assert judge_cases([case]).base_p is None
     both = judge_cases([case, case])
-    ways = [equality.combined_p([case.base_tests[way]] * 2, 0.0125, seed=way + 1) for way in (0, 1)]
+    ways = [permutation.combined_p([case.base_tests[way]] * 2, 0.0125, seed=way + 1) for way in (0, 1)]
     assert both.base_p == 2 * min(p for p in ways if p is not None)
 
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import calibration
-from specbench.comparison import estimates
+from specbench.comparison import estimates, intervals
 from specbench.comparison.estimates import (
     CANNOT_SAY,
     FASTER,
     IN_THIS_PAIR,
     NO_DIFFERENCE,
     SLOWER,
-    Runs,
+    LogTimes,
     Summary,
     estimate,
 )
@@ -35,7 +35,7 @@ def made(
     spread: float = 0.0,
     seed: int = 0,
     order: tuple[str, ...] | None = None,
-) -> Runs:
+) -> LogTimes:
     """Independent noise, a true effect in logs, three families in turn."""
     rng = np.random.default_rng(seed)
     case = np.concatenate([rng.permutation(cases) for _ in range(repeats)])
@@ -44,10 +44,10 @@ def made(
         level + sd * rng.normal(size=(pairs, case.size)) + spread * rng.normal(size=(pairs, 1)) for _ in range(2)
     )
     order = order or (BNNB * pairs)[: 2 * pairs]
-    return Runs(base, candidate + effect, case, np.arange(cases) % 3, FAMILIES, order)
+    return LogTimes(base, candidate + effect, case, np.arange(cases) % 3, FAMILIES, order)
 
 
-def exchanged(runs: Runs) -> Runs:
+def exchanged(runs: LogTimes) -> LogTimes:
     other = {"base": "candidate", "candidate": "base"}
     order = None if runs.order is None else tuple(other[side] for side in runs.order)
     return dataclasses.replace(runs, base=runs.candidate, candidate=runs.base, order=order)
@@ -80,49 +80,49 @@ def assert_sound(result: estimates.Estimates) -> None:
     ],
 )
 def test_t_quantiles_are_the_printed_ones(p: float, df: float, value: float) -> None:
-    assert estimates.t_quantile(p, df) == pytest.approx(value, rel=1e-5)
-    assert estimates.t_quantiles(df, p) == pytest.approx(value, rel=1e-5)
+    assert intervals.t_quantile(p, df) == pytest.approx(value, rel=1e-5)
+    assert intervals.t_quantiles(df, p) == pytest.approx(value, rel=1e-5)
 
 
 def test_power_and_deployments_are_those_of_the_design() -> None:
     """At 3% redeploy noise two deployments find 18.5% with 80% power, three 9.7%, four 7.4%."""
     for deployments, effect in ((2, 0.185), (3, 0.097), (4, 0.0745)):
         assert calibration.verdict_power(effect, 0.03, deployments) == pytest.approx(0.8, abs=0.005)
-    assert estimates.deployments_needed(0.03, 0.1) == 3
-    assert estimates.deployments_needed(0.03, 0.0001) == 200
-    assert estimates.deployments_needed(0.03, -0.1) <= estimates.deployments_needed(0.03, 0.1)
+    assert intervals.deployments_needed(0.03, 0.1) == 3
+    assert intervals.deployments_needed(0.03, 0.0001) == 200
+    assert intervals.deployments_needed(0.03, -0.1) <= intervals.deployments_needed(0.03, 0.1)
 
 
 # --- the parts, by hand
 
 
 def test_effects_and_variances_by_hand_with_unequal_repeats() -> None:
-    lay = estimates.layout(np.array([1, 0, 1, 0, 1]))
+    lay = intervals.layout(np.array([1, 0, 1, 0, 1]))
     y = np.array([[1.0, 2.0, 4.0, 6.0, 7.0]])
-    assert estimates.case_means(lay, y).tolist() == [[4.0, 4.0]]
-    assert estimates.case_variances(lay, y).tolist() == [[8.0, 9.0]]
-    assert estimates.residuals(lay, y).tolist() == [[-3.0, -2.0, 0.0, 2.0, 3.0]]
+    assert intervals.case_means(lay, y).tolist() == [[4.0, 4.0]]
+    assert intervals.case_variances(lay, y).tolist() == [[8.0, 9.0]]
+    assert intervals.residuals(lay, y).tolist() == [[-3.0, -2.0, 0.0, 2.0, 3.0]]
 
 
 def test_one_case_has_the_interval_of_welch() -> None:
     """Welch's t with df from the df + 2 form, clipped to what the parts allow."""
     base, candidate = np.array([[0.0, 1.0, 2.0, 3.0]]), np.array([[5.0, 5.5, 6.0, 6.5]])
-    lay = estimates.layout(np.zeros(4, dtype=np.int64))
+    lay = intervals.layout(np.zeros(4, dtype=np.int64))
     v = [x.var(ddof=1) / 4 for x in (base, candidate)]
     df = min(max(sum(v) ** 2 / sum(x**2 / 5 for x in v) - 2, 3), 6)
-    expected = estimates.t_quantile(0.975, df) * math.sqrt(sum(v))
-    assert estimates.iid_half_width(lay, np.ones(1), base, candidate)[0] == pytest.approx(expected, rel=1e-6)
+    expected = intervals.t_quantile(0.975, df) * math.sqrt(sum(v))
+    assert intervals.iid_half_width(lay, np.ones(1), base, candidate)[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_batches_by_hand() -> None:
-    lay = estimates.layout(np.zeros(10, dtype=np.int64))
+    lay = intervals.layout(np.zeros(10, dtype=np.int64))
     d = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0])
     sums = (d - d.mean()).reshape(5, 2).sum(1) / 10
-    expected = estimates.t_quantile(0.975, 4) * math.sqrt(5 * sums.var(ddof=1) * 10 / 9)
-    half = estimates.batch_half_width(lay, np.ones(1), np.zeros((1, 10)), d[None])
+    expected = intervals.t_quantile(0.975, 4) * math.sqrt(5 * sums.var(ddof=1) * 10 / 9)
+    half = intervals.batch_half_width(lay, np.ones(1), np.zeros((1, 10)), d[None])
     assert half[0] == pytest.approx(expected, rel=1e-6)
     shift = d[5:].mean() - d[:5].mean()
-    assert estimates.drift_allowance(lay, np.ones(1), np.zeros((1, 10)), d[None])[0] == pytest.approx(shift)
+    assert intervals.drift_allowance(lay, np.ones(1), np.zeros((1, 10)), d[None])[0] == pytest.approx(shift)
 
 
 def test_inflation_of_a_known_autoregression() -> None:
@@ -131,14 +131,14 @@ def test_inflation_of_a_known_autoregression() -> None:
     x = rng.normal(size=(50, 4000))
     for j in range(1, 4000):
         x[:, j] += 0.6 * x[:, j - 1]
-    lay = estimates.layout(np.tile(np.arange(10), 400))
-    assert np.median(estimates.inflation(lay, x)) == pytest.approx(4, rel=0.15)
-    assert np.median(estimates.inflation(lay, rng.normal(size=(50, 4000)))) < 1.2
+    lay = intervals.layout(np.tile(np.arange(10), 400))
+    assert np.median(intervals.inflation(lay, x)) == pytest.approx(4, rel=0.15)
+    assert np.median(intervals.inflation(lay, rng.normal(size=(50, 4000)))) < 1.2
 
 
 def test_deployment_interval_by_hand() -> None:
     base, candidate = np.array([0.0, 0.04]), np.array([0.2, 0.22])
-    half, spread = estimates.deployment_half_width(base, candidate)
+    half, spread = intervals.deployment_half_width(base, candidate)
     assert spread == pytest.approx(math.sqrt((0.0008 + 0.0002) / 2))
     assert half == pytest.approx(4.30265 * spread, rel=1e-5)
 
@@ -214,13 +214,13 @@ def test_an_effect_in_one_family_only_is_told_by_family() -> None:
         (made(9, 4), "36 requests are too few, 45 at least; use --repeats 5"),
     ],
 )
-def test_short_runs_are_refused_with_what_would_lift_it(runs: Runs, says: str) -> None:
+def test_short_runs_are_refused_with_what_would_lift_it(runs: LogTimes, says: str) -> None:
     line = estimate(runs).overall
     assert line.verdict == CANNOT_SAY and says in line.why
     assert line.interval.ratio is not None and line.interval.low is None
 
 
-def drifting(kind: str, seed: int = 3) -> Runs:
+def drifting(kind: str, seed: int = 3) -> LogTimes:
     runs = made(seed=seed)
     n = runs.case.size
     rng = np.random.default_rng(seed)
@@ -300,14 +300,14 @@ def half_width(summary: Summary) -> float:
     return math.log(summary.high / summary.low) / 2
 
 
-def parts(runs: Runs) -> tuple[Any, Any, Any]:
+def parts(runs: LogTimes) -> tuple[Any, Any, Any]:
     """Of the interval over prompts: within families, one half width per pair, and between deployments if there are."""
-    lay = estimates.layout(runs.case)
+    lay = intervals.layout(runs.case)
     weights = np.full(len(runs.family), 1 / len(runs.family))
-    means = [estimates.case_means(lay, side) for side in (runs.base, runs.candidate)]
-    within = estimates.stratified_half_width((means[1] - means[0]).mean(0), weights, runs.family)
-    pairs = estimates.pair_half_width(lay, weights, runs.base, runs.candidate)
-    between = estimates.deployment_half_width(*(side.mean(1) for side in means))[0] if len(runs.base) > 1 else None
+    means = [intervals.case_means(lay, side) for side in (runs.base, runs.candidate)]
+    within = intervals.stratified_half_width((means[1] - means[0]).mean(0), weights, runs.family)
+    pairs = intervals.pair_half_width(lay, weights, runs.base, runs.candidate)
+    between = intervals.deployment_half_width(*(side.mean(1) for side in means))[0] if len(runs.base) > 1 else None
     return within, pairs, between
 
 
@@ -344,7 +344,7 @@ def test_the_worst_pair_tells_what_the_requests_are_worth() -> None:
     runs = made(9, 10, pairs=2)
     drift = np.stack([np.zeros(90), np.sin(np.arange(90) / 8)])
     runs = dataclasses.replace(runs, candidate=runs.candidate + drift)
-    worth = estimates.effective_requests(estimates.layout(runs.case), runs.base, runs.candidate)
+    worth = intervals.effective_requests(intervals.layout(runs.case), runs.base, runs.candidate)
     result = estimate(runs)
     assert result.effective == pytest.approx(worth.min(), rel=1e-9) and worth.min() < 0.5 * worth.max()
     assert result.overall.these_requests.low is None
@@ -404,8 +404,8 @@ def test_one_side_always_first_is_warned_about() -> None:
 
 @pytest.mark.parametrize("order", ["BNNB", "BNNBBN", "BNBN", "NBBN"])
 def test_alternating_orders(order: str) -> None:
-    assert estimates.alternates(tuple(order))
-    assert not estimates.alternates(tuple("BBNN")) and not estimates.alternates(tuple("BNB"))
+    assert intervals.alternates(tuple(order))
+    assert not intervals.alternates(tuple("BBNN")) and not intervals.alternates(tuple("BNB"))
 
 
 # --- mix, primary, missing values, what to add
@@ -477,7 +477,7 @@ def test_unequal_shapes_are_an_error() -> None:
         (made(9, 10, sd=0.01), None),
     ],
 )
-def test_what_to_add_names_the_bottleneck(runs: Runs, bottleneck: str | None) -> None:
+def test_what_to_add_names_the_bottleneck(runs: LogTimes, bottleneck: str | None) -> None:
     more = estimate(runs).overall.more
     assert (more.bottleneck if more else None) == bottleneck
     if more:

@@ -11,7 +11,9 @@ import pytest
 from support.simulated_runs import NINE, write_run
 
 from specbench import UserError
-from specbench.comparison.pairing import Gate, Outputs, Pair, check_gates, load, pair
+from specbench.comparison.gates import Gate, check_gates
+from specbench.comparison.pairing import Pair, pair
+from specbench.comparison.sides import Outputs, read_run
 
 Document = dict[str, Any]
 
@@ -174,7 +176,7 @@ def test_a_mode_that_is_not_said_is_refused(tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a directory"):
-        load(tmp_path / "nowhere", "base", Outputs())
+        read_run(tmp_path / "nowhere", "base", Outputs())
 
 
 def test_no_summary_says_how_far_the_run_came(tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_no_summary_says_how_far_the_run_came(tmp_path: Path) -> None:
     compact = [json.dumps(json.loads(line), separators=(",", ":")) + "\n" for line in lines[:5]]
     (path / "requests.jsonl").write_text("".join(compact))
     with pytest.raises(UserError, match="5 of 18 requests"):
-        load(path, "base", Outputs())
+        read_run(path, "base", Outputs())
 
 
 def test_an_interrupted_run_is_refused(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_a_future_format_is_refused(tmp_path: Path, file: str) -> None:
     document = json.loads((path / file).read_text())
     (path / file).write_text(json.dumps({**document, "format": 2}))
     with pytest.raises(UserError, match="has format 2"):
-        load(path, "base", Outputs())
+        read_run(path, "base", Outputs())
 
 
 def test_missing_requests_are_named(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_a_file_cut_off_in_mid_line_is_refused(tmp_path: Path) -> None:
     content = (path / "requests.jsonl").read_bytes()
     (path / "requests.jsonl").write_bytes(content[:-20])
     with pytest.raises(UserError, match="line 18 is cut off"):
-        load(path, "base", Outputs())
+        read_run(path, "base", Outputs())
 
 
 @pytest.mark.parametrize("key", ["mode_verified", "server", "inventory", "schedule", "started", "client"])
@@ -426,7 +428,7 @@ def test_caching_on_in_both_modes_may_hit(tmp_path: Path) -> None:
 def test_what_the_server_does_not_say_is_not_checked(tmp_path: Path) -> None:
     def silence(manifest: Document, summary: Document, rows: list[Document]) -> None:
         manifest["server"].update(record=None, cache_config=None, version=None)
-        summary["server"] = dict.fromkeys(summary["server"])
+        summary["server"] = {}
 
     gates = check_gates(two(tmp_path, candidate={"edit": silence}))
     unchecked = {gate.name for gate in gates if gate.state == "not checked"}

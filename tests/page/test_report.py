@@ -18,8 +18,8 @@ from support.browser import Browser, Page, find_chromium
 from support.simulated_runs import EPOCH, LEVEL_S, write_run
 
 import report
-from compare import Options, compare
 from specbench import UserError
+from specbench.comparison.assessment import Options, compare
 from specbench.files import json_bytes
 from specbench.page import charts
 from specbench.record.directory import read_requests
