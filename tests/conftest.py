@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 from support import ROOT, find_free_port, wait_until_healthy
+from support.vllm_source import Source, fetch_source
 
 
 @pytest.fixture
@@ -26,6 +27,12 @@ def not_available() -> Callable[[str], NoReturn]:
         pytest.skip(reason)
 
     return skip_or_fail
+
+
+@pytest.fixture(scope="session")
+def vllm(not_available: Callable[[str], NoReturn]) -> Source:
+    """The source of the vLLM version that launch_vllm.py pins."""
+    return fetch_source(not_available)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Prompt lookup: what n-gram drafting does with token ids that are known, and what its steps cost."""
