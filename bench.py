@@ -45,7 +45,8 @@ from specbench.record.summary import summarize, summary_table
 from specbench.redaction import command_line, public_url
 from specbench.tls import tls_context
 from specbench.words import printable
-from specbench.workload.inventory import Inventory, Item, read_inventory, schedule, schedule_manifest, warmup
+from specbench.workload.inventory import Inventory, read_inventory
+from specbench.workload.schedule import Item, schedule, schedule_manifest, warmup
 
 LONGEST_S = 1e6
 

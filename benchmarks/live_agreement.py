@@ -32,7 +32,8 @@ from specbench.client.load import Load, run_event_loop  # noqa: E402
 from specbench.client.stream import RequestSettings  # noqa: E402
 from specbench.client.transport import StreamTransport  # noqa: E402
 from specbench.record.format import Request  # noqa: E402
-from specbench.workload.inventory import Case, Item, read_inventory  # noqa: E402
+from specbench.workload.inventory import Case, read_inventory  # noqa: E402
+from specbench.workload.schedule import Item  # noqa: E402
 
 Times = dict[str, dict[str, float]]  # case -> e2el and ttft in seconds
 

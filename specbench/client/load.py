@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 from specbench.client.stream import CONNECT_TIMEOUT_S, Exchange, RequestSettings, Sample, read, send
 from specbench.client.transport import ProxyTransport, StreamTransport, Turns
 from specbench.record.format import Request
-from specbench.workload.inventory import Item
+from specbench.workload.schedule import Item
 
 LEAST_FAILURES_TO_STOP = 5
 LAG_INTERVAL_S = 0.02

@@ -1,34 +1,25 @@
-"""The requests of an experiment: cases from a prompts file, and the order in which they are sent.
+"""The cases of an experiment, read from a prompts file.
 
 A prompts file is JSON Lines, one case a line:
 
     {"id": "copy-1", "family": "copy", "messages": [{"role": "user", "content": "…"}],
      "max_tokens": 64, "expect": "regex"}            (on one line)
 
-`max_tokens` and `expect` may be left out. Both modes send one schedule, and its digest proves it.
+`max_tokens` and `expect` may be left out.
 """
 
 import hashlib
 import json
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench import UserError
 
-WARMUP_FAMILY = "warmup"
 _KEYS = {"id", "family", "messages", "max_tokens", "expect"}
 _ROLES = {"system", "developer", "user", "assistant"}
-_REPETITIVE_TOKENS = 32  # several proposals, verified: after the first nothing is left to compile
-_REPETITIVE = (
-    "Repeat this line ten times, exactly: red green blue red green blue red green blue",
-    "Continue the pattern without stopping: one two three four one two three four one two three four",
-    "Write the word list again and again: north east south west north east south west north east south west",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -43,7 +34,7 @@ class Case:
     @property
     def sha256(self) -> str:
         """Digest of the messages alone: what the model is asked, whatever the case is called."""
-        return _digest(self.messages)
+        return hashlib.sha256(_compact(self.messages).encode("ascii")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +58,6 @@ class Inventory:
             for case in self.cases
         ]
         return {"name": self.name, "sha256": self.sha256, "cases": cases}
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One request to send. `repeat` and `position` count from 0 and are None in the warm-up."""
-
-    case: Case
-    repeat: int | None
-    position: int | None
 
 
 def read_inventory(path: Path) -> Inventory:
@@ -103,38 +85,8 @@ def read_inventory(path: Path) -> Inventory:
         cases.append(case)
     if not cases:
         raise UserError(f"{path} holds no case; write one JSON object a line")
-    described = [[case.id, case.family, case.messages, case.max_tokens, case.expect] for case in cases]
-    return Inventory(path.name, cases, _digest(described))
-
-
-def schedule(inventory: Inventory, repeats: int, seed: int) -> list[Item]:
-    """repeats × inventory, shuffled inside each repeat.
-
-    Shuffling inside repeats keeps drift of a run off the differences between cases: under slow noise those are 30%
-    tighter than after one shuffle over everything (docs/statistics.md).
-    """
-    generator = random.Random(seed)
-    items: list[Item] = []
-    for repeat in range(repeats):
-        order = list(inventory.cases)
-        generator.shuffle(order)
-        items += [Item(case, repeat, len(items) + offset) for offset, case in enumerate(order)]
-    return items
-
-
-def schedule_manifest(items: Sequence[Item], repeats: int, seed: int) -> dict[str, Any]:
-    """What manifest.json holds of a schedule; the digest covers which case is sent at which position."""
-    digest = _digest([[item.case.id, item.repeat] for item in items])
-    return {"sha256": digest, "requests": len(items), "repeats": repeats, "seed": seed}
-
-
-def warmup(inventory: Inventory) -> list[Item]:
-    """Every case once, then three strongly repetitive prompts: vLLM's proposer compiles at its first real proposal."""
-    repetitive = [
-        Case(f"warmup-repeat-{number}", WARMUP_FAMILY, [{"role": "user", "content": text}], _REPETITIVE_TOKENS, None)
-        for number, text in enumerate(_REPETITIVE, start=1)
-    ]
-    return [Item(case, None, None) for case in [*inventory.cases, *repetitive]]
+    described = (_compact([case.id, case.family, case.messages, case.max_tokens, case.expect]) for case in cases)
+    return Inventory(path.name, cases, list_digest(described))
 
 
 def _case(line: str, where: str) -> Case:
@@ -191,5 +143,15 @@ def _check_pattern(expect: Any, where: str) -> None:
         raise UserError(f"{where}: expect is not a regular expression: {error}") from None
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+def list_digest(elements: Iterable[str]) -> str:
+    """SHA-256 (hexadecimal) of the JSON list of `elements`, each already compact JSON in ASCII; holds one at a time."""
+    state = hashlib.sha256(b"[")
+    separator = ""
+    for element in elements:
+        state.update(f"{separator}{element}".encode("ascii"))
+        separator = ","
+    state.update(b"]")
+    return state.hexdigest()
+
+
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

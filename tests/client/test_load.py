@@ -22,7 +22,8 @@ from specbench.client.load import Load, LoadResult, Progress
 from specbench.client.stream import RequestSettings
 from specbench.client.transport import StreamTransport
 from specbench.record.format import Request
-from specbench.workload.inventory import Case, Item
+from specbench.workload.inventory import Case
+from specbench.workload.schedule import Item
 
 DEAD = plain("500 Internal Server Error", b'{"error": {"message": "engine died"}}')
 

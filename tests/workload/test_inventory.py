@@ -1,4 +1,4 @@
-"""Cases and schedule: bad prompts files are one sentence; one seed is one schedule."""
+"""A bad prompts file is one sentence; whatever a case says is in the digest."""
 
 import json
 import os
@@ -9,13 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import ROOT
 
 from specbench import UserError
 from specbench.words import printable
-from specbench.workload.inventory import Case, Inventory, read_inventory, schedule, schedule_manifest, warmup
+from specbench.workload.inventory import read_inventory
 
 GOOD = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -85,34 +83,16 @@ def test_the_shipped_inventory() -> None:
         assert sum(len(message["content"]) for message in case.messages) < 4 * (2048 - 128 - 5)
 
 
-@given(count=st.integers(1, 30), repeats=st.integers(1, 6), seed=st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
-def test_every_repeat_holds_every_case_once(count: int, repeats: int, seed: int) -> None:
-    inventory = Inventory("p", [Case(f"c{n}", "f", [], None, None) for n in range(count)], "x")
-    items = schedule(inventory, repeats, seed)
-    assert [item.position for item in items] == list(range(count * repeats))
-    for repeat in range(repeats):
-        block = items[repeat * count : (repeat + 1) * count]
-        assert {item.repeat for item in block} == {repeat}
-        assert sorted(item.case.id for item in block) == sorted(case.id for case in inventory.cases)
-    assert schedule(inventory, repeats, seed) == items
-
-
-def test_seed_and_text_change_the_digests(tmp_path: Path) -> None:
-    inventory = read_inventory(ROOT / "prompts.jsonl")
-    first_seed, other_seed = (schedule_manifest(schedule(inventory, 2, seed), 2, seed) for seed in (0, 1))
-    assert first_seed["requests"] == 18 and first_seed["sha256"] != other_seed["sha256"]
+def test_another_text_is_another_digest(tmp_path: Path) -> None:
     first = read_inventory(write(tmp_path / "a.jsonl", GOOD))
     other = read_inventory(write(tmp_path / "b.jsonl", {**GOOD, "messages": [{"role": "user", "content": "hello!"}]}))
     assert first.sha256 != other.sha256 and first.cases[0].sha256 != other.cases[0].sha256
 
 
-def test_the_warmup_ends_with_three_repetitive_prompts() -> None:
+def test_digests_are_those_of_the_published_runs() -> None:
     inventory = read_inventory(ROOT / "prompts.jsonl")
-    items = warmup(inventory)
-    assert [item.case for item in items[:-3]] == inventory.cases
-    assert all(item.repeat is None and item.position is None for item in items)
-    assert [item.case.family for item in items[-3:]] == ["warmup"] * 3
+    manifest = json.loads((ROOT / "results/h200-smollm2-135m/01-baseline-c1/manifest.json").read_text())
+    assert inventory.manifest() == manifest["inventory"]
 
 
 @pytest.mark.skipif(not shutil.which("jq") and not os.environ.get("CI"), reason="jq is not installed")
