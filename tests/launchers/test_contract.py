@@ -425,7 +425,7 @@ def test_metrics(vllm: Source) -> None:
 def test_metrics_that_the_code_names(vllm: Source) -> None:
     """Every vllm:… in specbench/ is a metric of this version (a histogram also with _sum, _count, _bucket)."""
     named = set()
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("specbench/*.py")]:
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("specbench/**/*.py")]:
         named |= set(re.findall(r'"(vllm:[a-z_]+)"', path.read_text()))
     assert named, "the scan finds nothing"
     exposed = exposed_metrics(vllm)
