@@ -10,7 +10,7 @@ import msgspec
 from specbench import UserError
 
 PARTIAL = ".part"
-_MEASURED = ("requests.jsonl", "manifest.json", "summary.json", "experiment.json")
+_MEASURED = ("requests.jsonl", "prompt-tokens.jsonl", "manifest.json", "summary.json", "experiment.json")
 
 
 def json_bytes(value: Any) -> bytes:
