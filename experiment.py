@@ -55,12 +55,12 @@ import httpx
 import msgspec
 import psutil
 
-from launch_vllm import REDACTED, redacted
 from specbench import Parser, UserError
 from specbench.files import json_bytes, write_atomically
 from specbench.polyaxon.polyaxon_run import PolyaxonTarget, Runs, params_in
 from specbench.record.directory import read_manifest, read_summary
 from specbench.record.provenance import now, tool
+from specbench.redaction import REDACTED, redacted
 from specbench.words import printable
 from specbench.workload.inventory import read_inventory
 

@@ -4,21 +4,21 @@
     python launch_vllm.py --mode ngram --print      # show the command and exit
     python launch_vllm.py --mode baseline           # serve on http://127.0.0.1:8000
 
-Runs where vLLM runs: in the container that service.yaml describes, or on a GPU host. It needs Python alone,
-and no other file of this folder. Every pin of the experiment is a constant below. The two modes differ in
-`--speculative-config` and in nothing else.
+Runs where vLLM runs: in the container that service.yaml describes, or on a GPU host. It needs Python's standard
+library and, beside it, specbench/__init__.py, words.py and redaction.py, which need no more either. Every pin of
+the experiment is a constant below. The two modes differ in `--speculative-config` and in nothing else.
 
 The server also answers `GET /server-record`: what was started, on what, and when. `ServerRecord` below is an
 ASGI middleware that vLLM loads by name; it answers that one path and hands everything else through untouched.
 It never reads a request header, and the record holds no secret: command lines are redacted, and the
-environment is an allow-list.
+environment is an allow-list. `WorkerRecord` tells it the CUDA-graph mode that the engine settled on.
 """
 
 import argparse
+import asyncio
 import json
 import math
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -29,8 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The pins. tests/test_contract.py holds them against the source of this vLLM version, and
-# tests/test_service_yaml.py holds service.yaml against them.
+from specbench import Parser, UserError
+from specbench.redaction import redacted, without_userinfo
+
+# The pins. tests/launchers/test_contract.py holds them against the source of this vLLM version, and
+# tests/polyaxon/test_service_yaml.py holds service.yaml against them.
 VLLM_VERSION = "0.11.2"
 # The index digest of vllm/vllm-openai:v0.11.2.
 IMAGE = "vllm/vllm-openai@sha256:2c908d5a84ed251b6a17d179f42d06df1aff353007779ac5eecd8a0ea3fe9331"
@@ -50,7 +53,13 @@ MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler asserts this at run tim
 MAX_TOKENS = 128  # what bench.py asks of every request by default
 
 MODES = ("baseline", "ngram")
+# vLLM's own mode, FULL_AND_PIECEWISE, has a full graph for every baseline step, and in ngram only for steps in which
+# every sequence brings k+1 tokens (docs/confounds.md, the graph-mode trap). FULL has one for every step of both.
+CUDAGRAPH_MODES = ("full", "vllm-default")
+COMPILATION_CONFIG = {"cudagraph_mode": "FULL"}
 MIDDLEWARE = "launch_vllm.ServerRecord"
+WORKER_EXTENSION = "launch_vllm.WorkerRecord"
+ENGINE_ANSWER_S = 10.0  # an engine that has died never answers
 RECORD_PATH = "/server-record"
 RECORD_VARIABLE = "SPECBENCH_SERVER_RECORD"  # carries the launcher's part of the record across exec
 # What changes speed or output and holds no secret.
@@ -70,20 +79,6 @@ RECORDED_ENVIRONMENT = (
     "VLLM_LOGGING_LEVEL",
     "VLLM_USE_FLASHINFER_SAMPLER",
 )
-# The end of a flag's or a variable's name whose value is a secret: --api-key and HF_TOKEN, but not
-# --max-num-batched-tokens.
-SECRET_NAME = re.compile(r"(?:^|[-_])(?:key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-# The same inside a longer word: a whole command line given to --vllm or to `bash -c`, --env=HF_TOKEN=…, JSON. The
-# value may be quoted, in parts or as a whole.
-SECRET_INSIDE = re.compile(
-    r"""((?:^|[\s=;&|'"{(,])-*(?:[\w-]*[-_])?(?:key|token|secret|password|passwd|credentials?)"""
-    r"""(?:['"]?\s*[=:]\s*|\s+(?!-)))"""
-    r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|])+""",
-    re.IGNORECASE,
-)
-URL_USERINFO = re.compile(r"(?<=://)[^/\s]+@")
-REDACTED = "REDACTED"
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -94,7 +89,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 class Launch:
     """One deployment, checked.
 
-    `capture_size` is in tokens, None for vLLM's own; `revision` is None where nothing pins it.
+    `cudagraph_mode` is one of CUDAGRAPH_MODES; `capture_size` is in tokens, None for vLLM's own; `revision` is None
+    where nothing pins it.
     """
 
     mode: str
@@ -102,6 +98,7 @@ class Launch:
     prompt_lookup_min: int
     prompt_lookup_max: int
     prefix_caching: bool
+    cudagraph_mode: str
     capture_size: int | None
     model: str
     revision: str | None
@@ -166,28 +163,13 @@ def arguments(launch: Launch) -> list[str]:
     result += [caching]
     result += ["--generation-config", "vllm"]  # else the model's repository sets sampling defaults
     result += ["--seed", str(SEED)]
+    if launch.cudagraph_mode == "full":
+        result += ["--compilation-config", json.dumps(COMPILATION_CONFIG)]
     if launch.capture_size is not None:
         result += ["--max-cudagraph-capture-size", str(launch.capture_size)]
-    result += ["--middleware", MIDDLEWARE]
+    result += ["--middleware", MIDDLEWARE, "--worker-extension-cls", WORKER_EXTENSION]
     if launch.speculative_config is not None:
         result += ["--speculative-config", json.dumps(launch.speculative_config)]
-    return result
-
-
-def redacted(argv: Sequence[str]) -> list[str]:
-    """A command line without its secrets: values of --api-key and its like, of TOKEN=…, userinfo in URLs."""
-    result: list[str] = []
-    secret = False
-    for word in argv:
-        name, assigned, _ = word.partition("=")
-        if word.startswith("-") or (assigned and not secret):
-            secret = SECRET_NAME.search(name) is not None
-            word = f"{name}={REDACTED}" if secret and assigned else word
-            secret = secret and not assigned
-        elif secret:
-            word = REDACTED
-        word = SECRET_INSIDE.sub(rf"\g<1>{REDACTED}", word)
-        result.append(URL_USERINFO.sub(f"{REDACTED}@", word))
     return result
 
 
@@ -199,12 +181,13 @@ def server_record(launch: Launch, argv: Sequence[str], environment: Mapping[str,
         "mode": launch.mode,
         "engine": "vllm",
         "argv": redacted(argv),
-        "model": URL_USERINFO.sub(f"{REDACTED}@", launch.model),
+        "model": without_userinfo(launch.model),
         "revision": launch.revision or "unpinned",
-        "served_model_name": URL_USERINFO.sub(f"{REDACTED}@", launch.served_model_name),
+        "served_model_name": without_userinfo(launch.served_model_name),
         "speculative_config": launch.speculative_config,
         "num_speculative_tokens": launch.num_speculative_tokens,  # planned in both modes: both need its room
         "prefix_caching": launch.prefix_caching,
+        "cudagraph_mode": launch.cudagraph_mode,
         "cudagraph_capture_size": launch.capture_size,
         "max_num_seqs": MAX_NUM_SEQS,
         "max_model_len": launch.max_model_len,
@@ -263,26 +246,54 @@ class ServerRecord:
 
     vLLM builds its application after the engine is up, so the record can say how long that took and whether
     it compiled. Without the launcher's variable there is nothing to tell, and the path is handed on like any
-    other.
+    other. The engine is asked for its graph mode at the first request, and again only while it has not answered.
     """
 
     def __init__(self, app: App) -> None:
         self.app = app
         carried = os.environ.get(RECORD_VARIABLE)
         try:
-            self.body = json.dumps(_complete(json.loads(carried))).encode() if carried else None
+            self.record = _complete(json.loads(carried)) if carried else None
         except Exception as problem:  # whatever it is: a server without a record is better than no server
             print(f"launch_vllm.py: no server record ({type(problem).__name__}: {problem})", file=sys.stderr)
-            self.body = None
+            self.record = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if self.body is None or not _asks_for_record(scope):
+        if self.record is None or not _asks_for_record(scope):
             await self.app(scope, receive, send)
             return
-        length = str(len(self.body)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        if self.record["cudagraph_mode_ran"] is None:
+            self.record["cudagraph_mode_ran"] = await _graph_mode_of_engine(scope)
+        body = json.dumps(self.record).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else self.body})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+class WorkerRecord:
+    """What vLLM adds to its worker class (--worker-extension-cls), so that the record can ask the engine.
+
+    The worker resolves the graph mode when it knows its attention backend, in the engine's process. The API
+    server's process, where ServerRecord runs, has its own copy of the configuration, which keeps what was asked for:
+    the engine's READY message brings back its number of KV blocks and nothing else.
+    """
+
+    vllm_config: Any  # the worker's own
+
+    def resolved_cudagraph_mode(self) -> str:
+        """The name of vLLM's CUDAGraphMode that this worker captured and dispatches to."""
+        return str(self.vllm_config.compilation_config.cudagraph_mode.name)
+
+
+async def _graph_mode_of_engine(scope: MutableMapping[str, Any]) -> str | None:
+    """What the engine's worker says of itself; None where there is no engine or it does not answer."""
+    try:
+        engine = scope["app"].state.engine_client
+        answers = await asyncio.wait_for(engine.collective_rpc("resolved_cudagraph_mode"), ENGINE_ANSWER_S)
+        return str(answers[0])
+    except Exception as problem:  # whatever it is: the rest of the record is worth having
+        print(f"launch_vllm.py: the engine does not tell its graph mode ({problem!r})", file=sys.stderr)
+        return None
 
 
 def _asks_for_record(scope: MutableMapping[str, Any]) -> bool:
@@ -295,18 +306,11 @@ def _complete(record: dict[str, Any]) -> dict[str, Any]:
     return record | {
         "version": getattr(vllm, "__version__", None),
         "cuda": getattr(getattr(torch, "version", None), "cuda", None),
+        "cudagraph_mode_ran": None,
         "compile_cache": compile_cache(record["started"], os.environ),
         "healthy_after_s": round(time.time() - record["started"], 3),
         "environment": {name: os.environ[name] for name in RECORDED_ENVIRONMENT if name in os.environ},
     }
-
-
-class Parser(argparse.ArgumentParser):
-    """Prints one sentence for a user's mistake and exits 2."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def parser() -> Parser:
@@ -319,6 +323,8 @@ def parser() -> Parser:
     add("--prompt-lookup-min", type=int, default=PROMPT_LOOKUP_MIN, metavar="N", help="shortest n-gram")
     add("--prompt-lookup-max", type=int, default=PROMPT_LOOKUP_MAX, metavar="N", help="longest n-gram")
     add("--prefix-caching", choices=("on", "off"), default="off", help="the same in both modes of a pair")
+    add("--cudagraph-mode", choices=CUDAGRAPH_MODES, default="full",
+        help="full: every step of both modes may have a full graph, where the attention backend can")  # fmt: skip
     add("--cudagraph-capture-size", metavar="N|vllm-default", help="in tokens; default: enough for both modes")
     add("--model", default=MODEL, help="another model, or a folder, drops the pinned revision")
     add("--revision", help="commit of --model")
@@ -331,33 +337,34 @@ def parser() -> Parser:
     return door
 
 
-def checked(options: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> Launch:
-    """Refuse what vLLM would refuse, or silently bend, minutes later."""
+def checked(options: argparse.Namespace) -> Launch:
+    """Refuse, as UserError, what vLLM would refuse, or silently bend, minutes later."""
     k, low, high = options.num_speculative_tokens, options.prompt_lookup_min, options.prompt_lookup_max
     if not 1 <= k <= MAX_SPECULATIVE_TOKENS:
-        refuse(f"--num-speculative-tokens {k} must be from 1 to {MAX_SPECULATIVE_TOKENS}")
+        raise UserError(f"--num-speculative-tokens {k} must be from 1 to {MAX_SPECULATIVE_TOKENS}")
     if low < 1:
-        refuse(f"--prompt-lookup-min {low} must be at least 1")
+        raise UserError(f"--prompt-lookup-min {low} must be at least 1")
     if low > high:
-        refuse(f"--prompt-lookup-min {low} must not exceed --prompt-lookup-max {high}")
+        raise UserError(f"--prompt-lookup-min {low} must not exceed --prompt-lookup-max {high}")
     if options.max_model_len <= MAX_TOKENS + k:
-        refuse(
+        raise UserError(
             f"--max-model-len {options.max_model_len} leaves no room for a prompt beside {MAX_TOKENS} answer "
             f"tokens and {k} drafts: raise it or lower --num-speculative-tokens"
         )
     if not 1 <= options.port <= 65535:
-        refuse(f"--port {options.port} must be from 1 to 65535")
+        raise UserError(f"--port {options.port} must be from 1 to 65535")
     if not options.host:
-        refuse("--host is empty, which vLLM takes for every interface: give an address")
+        raise UserError("--host is empty, which vLLM takes for every interface: give an address")
     if not options.model or options.model.startswith("-"):
-        refuse(f"--model {options.model!r} names no model: give a model's id or a folder")
+        raise UserError(f"--model {options.model!r} names no model: give a model's id or a folder")
     return Launch(
         mode=options.mode,
         num_speculative_tokens=k,
         prompt_lookup_min=low,
         prompt_lookup_max=high,
         prefix_caching=options.prefix_caching == "on",
-        capture_size=_chosen_capture_size(options.cudagraph_capture_size, k, refuse),
+        cudagraph_mode=options.cudagraph_mode,
+        capture_size=_chosen_capture_size(options.cudagraph_capture_size, k),
         model=options.model,
         revision=options.revision or (REVISION if options.model == MODEL else None),
         served_model_name=options.served_model_name or options.model,
@@ -367,45 +374,57 @@ def checked(options: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> L
     )
 
 
-def _chosen_capture_size(text: str | None, k: int, refuse: Callable[[str], NoReturn]) -> int | None:
+def _chosen_capture_size(text: str | None, k: int) -> int | None:
     if text is None:
         return capture_size(k)
     if text == "vllm-default":
         return None
     if not (text.isascii() and text.isdigit() and is_capture_size(int(text))):
-        refuse(
+        raise UserError(
             f"--cudagraph-capture-size {text} is no size of vLLM's: give 1, 2, 4, a multiple of 8 below 256 "
             "or of 16 from there, or vllm-default"
         )
     return int(text)
 
 
-def main() -> NoReturn:
-    door = parser()
-    options = door.parse_args()
-    launch = checked(options, door.error)
+def vllm_command(text: str) -> list[str]:
+    """The words of --vllm; UserError where a shell could not split it."""
     try:
-        command = shlex.split(options.vllm)
+        command = shlex.split(text)
     except ValueError as problem:
-        door.error(f"--vllm cannot be split into words ({problem}): check its quotes")
+        raise UserError(f"--vllm cannot be split into words ({problem}): check its quotes") from None
     if not command:
-        door.error("--vllm is empty: give the command that runs vLLM, or leave the flag out")
-    argv = [*command, *arguments(launch)]
-    print(json.dumps(redacted(argv)), flush=True)
-    if options.print:
-        raise SystemExit(0)
+        raise UserError("--vllm is empty: give the command that runs vLLM, or leave the flag out")
+    return command
 
+
+def become_vllm(launch: Launch, argv: list[str]) -> NoReturn:
+    """Replace this process by vLLM's, so that SIGTERM reaches it; UserError where it cannot be started."""
     # vLLM's console script does not look in the working directory, so the middleware's folder goes on PYTHONPATH.
     folder = str(Path(__file__).resolve().parent)
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
     environment[RECORD_VARIABLE] = json.dumps(server_record(launch, argv, environment))
     try:
-        os.execvpe(argv[0], argv, environment)  # same process: SIGTERM reaches vLLM
+        os.execvpe(argv[0], argv, environment)
     except OSError as problem:
-        door.error(
+        raise UserError(
             f"cannot start {argv[0]} ({problem.strerror}): install vLLM {VLLM_VERSION} or give its command to --vllm"
-        )
+        ) from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the command of `argv` (default: the process's own), and become it unless --print is there."""
+    options = parser().parse_args(argv)
+    try:
+        launch = checked(options)
+        command = [*vllm_command(options.vllm), *arguments(launch)]
+        print(json.dumps(redacted(command)), flush=True)
+        if not options.print:
+            become_vllm(launch, command)
+    except UserError as problem:
+        print(f"launch_vllm.py: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

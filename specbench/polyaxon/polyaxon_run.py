@@ -31,7 +31,8 @@ Say = Callable[[str], None]
 
 DONE = frozenset({"failed", "upstream_failed", "stopped", "skipped", "succeeded"})
 HANDED_OVER = frozenset({"scheduled", "starting", "running", "processing", "warning", "unschedulable", "unknown"})
-SERVED_FILE = "launch_vllm.py"  # all that service.yaml runs: the image holds the rest
+# All that service.yaml runs, as paths below its folder: launch_vllm.py and what it imports. The image holds the rest.
+SERVED_FILES = ("launch_vllm.py", "specbench/__init__.py", "specbench/redaction.py", "specbench/words.py")
 UPLOADS = "uploads"  # where `polyaxon run -u` puts files, and the working directory of service.yaml
 POLL_S = 1.0
 CALL_TIMEOUT_S = 60.0
@@ -265,21 +266,23 @@ class Runs:
         self._ask("create the run", create)
         return str(client.run_uuid)
 
-    def upload(self, uuid: str, file: Path) -> None:
-        """Put `file`, and nothing else, where the service runs; UserError when it is not there afterwards."""
+    def upload(self, uuid: str, folder: Path, name: str) -> None:
+        """Put `folder/name`, and nothing else, at `name` where the service runs; UserError when it is not there."""
         from polyaxon.exceptions import ApiException
+
+        file, path = folder / name, str((Path(UPLOADS) / name).parent)
 
         # Not by directory: then a .polyaxonignore can leave nothing to send, and the client answers UPLOAD_SKIPPED.
         def send() -> None:
-            response = self._run(uuid).upload_artifact(str(file), path=UPLOADS, show_progress=False)
+            response = self._run(uuid).upload_artifact(str(file), path=path, show_progress=False)
             if not response.ok:
                 raise ApiException(status=response.status_code, reason=response.reason)
 
-        self._ask(f"upload {file.name}", send, uuid)
-        tree = self._ask("list the upload", lambda: self._run(uuid).get_artifacts_tree(UPLOADS), uuid)
+        self._ask(f"upload {name}", send, uuid)
+        tree = self._ask("list the upload", lambda: self._run(uuid).get_artifacts_tree(path), uuid)
         if file.name not in (tree.files or {}):
             raise UserError(
-                f"{file.name} was uploaded to run {uuid} and is not in its {UPLOADS}: "
+                f"{name} was uploaded to run {uuid} and is not in its {UPLOADS}: "
                 "check the artifacts store of this Polyaxon deployment (polyaxon artifacts ls)"
             )
 
@@ -510,7 +513,7 @@ class PolyaxonTarget:
     exists, its UUID, project and namespace, and the pods that kubectl showed.
 
     Args:
-      component: service.yaml; launch_vllm.py lies beside it.
+      component: service.yaml; SERVED_FILES lie beside it.
       experiment: its id, the first part of every run's name.
       params: inputs of the component beside mode, the same in every deployment.
     """
@@ -547,7 +550,8 @@ class PolyaxonTarget:
         run["uuid"] = self.runs.create(name, content)
         save()
         run["namespace"] = self.runs.service(run["uuid"]).namespace
-        self.runs.upload(run["uuid"], self.component.parent / SERVED_FILE)
+        for name in SERVED_FILES:
+            self.runs.upload(run["uuid"], self.component.parent, name)
         self.runs.release(run["uuid"])
 
     def wait_ready(self, deployment: dict[str, Any]) -> str:

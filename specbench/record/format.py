@@ -116,7 +116,11 @@ class Speculation(msgspec.Struct):
 
 
 class LaunchRecord(msgspec.Struct):
-    """What is known of a server's own record (GET /server-record); launch_vllm.py says what each field is."""
+    """What is known of a server's own record (GET /server-record); launch_vllm.py says what each field is.
+
+    `cudagraph_mode` is what was asked for (full or vllm-default), `cudagraph_mode_ran` the CUDAGraphMode of vLLM that
+    the engine settled on (FULL, FULL_AND_PIECEWISE, ...): an attention backend that cannot do FULL falls back.
+    """
 
     mode: str | None = None
     argv: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
@@ -126,6 +130,8 @@ class LaunchRecord(msgspec.Struct):
     settings: dict[str, Any] | None = None
     speculative_config: Speculation | None = None
     prefix_caching: bool | None = None
+    cudagraph_mode: str | None = None
+    cudagraph_mode_ran: str | None = None
     cudagraph_capture_size: int | None = None
     max_num_seqs: int | None = None
     gpus: list[Any] | None = None

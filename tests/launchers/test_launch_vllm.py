@@ -1,6 +1,8 @@
 """launch_vllm.py: the command line of each mode, what is refused, and how it becomes vLLM."""
 
 import ast
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -8,21 +10,29 @@ import signal
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import ROOT
 
 import launch_vllm
-from launch_vllm import REDACTED, ServerRecord
+from launch_vllm import ServerRecord, WorkerRecord
+from specbench.polyaxon.polyaxon_run import SERVED_FILES
+from specbench.redaction import REDACTED, redacted
 
 LAUNCHER = ROOT / "launch_vllm.py"
 
 
 def launch(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run the launcher as a user would."""
-    command = [sys.executable, str(LAUNCHER), *options]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    """Run the launcher's command line in this process; only for options with which it does not become vLLM."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            launch_vllm.main(options)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(options, code, out.getvalue(), err.getvalue())
 
 
 def printed(*options: str) -> list[str]:
@@ -35,8 +45,7 @@ def printed(*options: str) -> list[str]:
 
 
 def parsed(*options: str) -> launch_vllm.Launch:
-    door = launch_vllm.parser()
-    return launch_vllm.checked(door.parse_args(options), door.error)
+    return launch_vllm.checked(launch_vllm.parser().parse_args(options))
 
 
 def value(command: list[str], flag: str) -> str:
@@ -53,8 +62,9 @@ def test_the_pinned_command() -> None:
         *("--host", "127.0.0.1", "--port", "8000"),
         *("--max-model-len", "2048", "--max-num-seqs", "8", "--max-num-batched-tokens", "8192"),
         *("--gpu-memory-utilization", "0.85", "--no-enable-prefix-caching"),
-        *("--generation-config", "vllm", "--seed", "0", "--max-cudagraph-capture-size", "48"),
-        *("--middleware", "launch_vllm.ServerRecord"),
+        *("--generation-config", "vllm", "--seed", "0"),
+        *("--compilation-config", '{"cudagraph_mode": "FULL"}', "--max-cudagraph-capture-size", "48"),
+        *("--middleware", "launch_vllm.ServerRecord", "--worker-extension-cls", "launch_vllm.WorkerRecord"),
         "--speculative-config",
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}',
     ]
@@ -69,6 +79,7 @@ def test_the_pinned_command() -> None:
         "--num-speculative-tokens 128",
         "--cudagraph-capture-size vllm-default",
         "--cudagraph-capture-size 512",
+        "--cudagraph-mode vllm-default",
         "--model ./weights --host 0.0.0.0 --port 9000 --max-model-len 1024",
     ],
 )
@@ -104,6 +115,16 @@ def test_capture_size_of_the_users_choice() -> None:
     assert value(large, "--max-cudagraph-capture-size") == value(large, "--max-num-batched-tokens") == "16384"
 
 
+def test_cudagraph_mode() -> None:
+    """Full is the default of both modes; vllm-default leaves the choice, and nothing else, to vLLM."""
+    for mode in launch_vllm.MODES:
+        full = printed("--mode", mode)
+        assert full == printed("--mode", mode, "--cudagraph-mode", "full")
+        assert json.loads(value(full, "--compilation-config")) == {"cudagraph_mode": "FULL"}
+        at = full.index("--compilation-config")
+        assert printed("--mode", mode, "--cudagraph-mode", "vllm-default") == full[:at] + full[at + 2 :]
+
+
 def test_another_model_drops_the_pinned_revision() -> None:
     other = printed("--mode", "ngram", "--model", "/weights/smol")
     assert "--revision" not in other and "--tokenizer-revision" not in other
@@ -137,6 +158,8 @@ REFUSED = [
     ("--mode ngram --num-speculative-tokens five", "five"),
     ("--mode ngram --max-model-len 133", "no room for a prompt beside 128 answer tokens and 5 drafts"),
     ("--mode ngram --prefix-caching true", "true"),
+    ("--mode ngram --cudagraph-mode piecewise", "piecewise"),
+    ("--mode ngram --cudagraph-mode ''", "--cudagraph-mode"),
     ("--mode ngram --cudagraph-capture-size 50", "--cudagraph-capture-size 50"),
     ("--mode ngram --cudagraph-capture-size 264", "--cudagraph-capture-size 264"),
     ("--mode ngram --cudagraph-capture-size 0", "--cudagraph-capture-size 0"),
@@ -219,6 +242,9 @@ def test_record_of_both_modes() -> None:
     assert ngram["speculative_config"]["num_speculative_tokens"] == 5
     assert ngram["num_speculative_tokens"] == baseline["num_speculative_tokens"] == 5
     assert ngram["cudagraph_capture_size"] == 48 and ngram["prefix_caching"] is False
+    assert ngram["cudagraph_mode"] == "full"
+    chosen = replace(parsed("--mode", "ngram"), cudagraph_mode="vllm-default")
+    assert launch_vllm.server_record(chosen, ["vllm"], {})["cudagraph_mode"] == "vllm-default"
     assert ngram["revision"] == launch_vllm.REVISION and ngram["service_run"] is None
     other = launch_vllm.server_record(parsed("--mode", "ngram", "--model", "x"), ["vllm"], {})
     assert other["revision"] == "unpinned"
@@ -241,7 +267,7 @@ def test_record_of_both_modes() -> None:
     ],
 )
 def test_redacted(words: str, kept: str) -> None:
-    assert launch_vllm.redacted(words.split()) == kept.split()
+    assert redacted(words.split()) == kept.split()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +291,7 @@ def test_redacted(words: str, kept: str) -> None:
 )
 def test_redacted_inside_a_word(word: str, kept: str) -> None:
     """As in `--vllm "vllm --api-key s3"`, which experiment.py stores unsplit."""
-    assert launch_vllm.redacted(["--vllm", word]) == ["--vllm", kept]
+    assert redacted(["--vllm", word]) == ["--vllm", kept]
 
 
 def test_the_log_line_is_redacted() -> None:
@@ -334,16 +360,38 @@ def test_compile_cache_of_the_other_mode_is_no_evidence(tmp_path: Path, monkeypa
     assert launch_vllm.compile_cache(3000, environment) == "unknown"
 
 
-def test_standard_library_only() -> None:
-    tree = ast.parse(LAUNCHER.read_text())
+def imports(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
+    return names | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
-def test_middleware_path_names_the_class() -> None:
-    module, _, name = launch_vllm.MIDDLEWARE.rpartition(".")
-    assert (module, getattr(launch_vllm, name)) == (LAUNCHER.stem, ServerRecord)
+def test_standard_library_only() -> None:
+    """The container holds no package of ours: what the launcher needs is the standard library and SERVED_FILES."""
+    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in SERVED_FILES}
+    assert "launch_vllm" in files
+    for name in SERVED_FILES:
+        for imported in imports(ROOT / name):
+            assert imported in files or imported.partition(".")[0] in sys.stdlib_module_names, (name, imported)
+
+
+def test_the_served_files_are_enough(tmp_path: Path) -> None:
+    for name in SERVED_FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    # -S: no site-packages, as in the container, where ours are not installed
+    command = [sys.executable, "-S", str(tmp_path / "launch_vllm.py"), "--mode", "ngram", "--print"]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert json.loads(answer.stdout) == printed("--mode", "ngram")
+
+
+@pytest.mark.parametrize(
+    ("path", "loaded"), [(launch_vllm.MIDDLEWARE, ServerRecord), (launch_vllm.WORKER_EXTENSION, WorkerRecord)]
+)
+def test_what_vllm_loads_by_name(path: str, loaded: type) -> None:
+    module, _, name = path.rpartition(".")
+    assert (module, getattr(launch_vllm, name)) == (LAUNCHER.stem, loaded)
 
 
 @pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="no README.md yet")

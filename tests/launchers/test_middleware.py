@@ -24,9 +24,11 @@ from support import ROOT, find_free_port
 
 import launch_vllm
 from launch_vllm import RECORD_PATH, RECORD_VARIABLE, ServerRecord
+from specbench.redaction import REDACTED
 
 RECORD_KEYS = {
     *("record", "mode", "engine", "argv", "version", "model", "revision", "served_model_name", "speculative_config"),
+    *("cudagraph_mode", "cudagraph_mode_ran"),
     *("prefix_caching", "cudagraph_capture_size", "max_num_seqs", "max_model_len", "max_num_batched_tokens"),
     *("gpus", "driver", "cuda", "boot_id", "started", "healthy_after_s", "compile_cache", "environment"),
     *("service_run", "num_speculative_tokens"),
@@ -42,14 +44,16 @@ SECRETS = {
 }
 SECRETS_IN_ARGV = ["secret-of-the-flag", "secret-of-the-second-flag=", "secret-of-the-url", "secret-of-the-assignment"]
 
-# What the `vllm` console script does with --middleware, around an application that streams.
+# What the `vllm` console script does with --middleware and --worker-extension-cls, around an application that streams.
 CONSOLE_SCRIPT = f"""#!{sys.executable}
-import argparse, asyncio, importlib, inspect, os
+import argparse, asyncio, importlib, inspect, os, types
 import fastapi, uvicorn
 from fastapi.responses import StreamingResponse
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--middleware", action="append")
+parser.add_argument("--worker-extension-cls")
+parser.add_argument("--compilation-config")
 parser.add_argument("--host")
 parser.add_argument("--port", type=int)
 args, _ = parser.parse_known_args()
@@ -73,11 +77,31 @@ async def stream():
 async def go_on():
     may_go_on.set()
 
-for path in args.middleware:
+def load(path):
     module, name = path.rsplit(".", 1)
     imported = getattr(importlib.import_module(module), name)
     assert inspect.isclass(imported)
-    app.add_middleware(imported)
+    return imported
+
+class WorkerBase: ...
+class Worker(WorkerBase): ...
+Worker.__bases__ += (load(args.worker_extension_cls),)
+
+class Engine:
+    # Falls back, as a card does whose attention backend has no full graph for ragged batches.
+    def __init__(self):
+        assert args.compilation_config == '{{"cudagraph_mode": "FULL"}}'
+        self.worker = Worker()
+        mode = types.SimpleNamespace(name="FULL_AND_PIECEWISE")
+        self.worker.vllm_config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(cudagraph_mode=mode))
+
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        await asyncio.sleep(0)
+        return [getattr(self.worker, method)()]
+
+for path in args.middleware:
+    app.add_middleware(load(path))
+app.state.engine_client = Engine()
 uvicorn.run(app, host=args.host, port=args.port, log_level="error")
 """
 
@@ -150,6 +174,7 @@ def test_the_record(server: Server) -> None:
     assert record["gpus"] == [] and record["driver"] is None
     assert record["version"] is None and record["cuda"] is None  # this server is not vLLM
     assert record["compile_cache"] == "unknown"
+    assert (record["cudagraph_mode"], record["cudagraph_mode_ran"]) == ("full", "FULL_AND_PIECEWISE")
     assert server.launched <= record["started"] <= time.time()
     assert 0 < record["healthy_after_s"] < 60
     assert record["environment"]["OMP_NUM_THREADS"] == "1"
@@ -166,7 +191,7 @@ def test_no_secret_is_told(server: Server) -> None:
     for secret in [*SECRETS.values(), *SECRETS_IN_ARGV, "secret-of-the-client"]:
         assert secret not in record
         assert secret not in server.announced
-    assert record.count(launch_vllm.REDACTED) >= 5
+    assert record.count(REDACTED) >= 5
 
 
 def test_head(server: Server) -> None:
@@ -262,6 +287,53 @@ def test_without_the_launcher_there_is_no_record(monkeypatch: pytest.MonkeyPatch
     assert len(passed) == 1
 
 
+class Asked:
+    """An application as the scope names it, whose engine gives these answers in turn; an exception is raised."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.state, self.engine_client, self.answers, self.methods = self, self, list(answers), []
+
+    async def collective_rpc(self, method: str) -> Any:
+        self.methods.append(method)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def recorded_modes(app: Asked, times: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `times` requests for the record say of the mode that ran."""
+    bodies: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        bodies.extend(filter(None, [message.get("body")]))
+
+    async def ask_all() -> None:
+        middleware = ServerRecord(app)  # type: ignore[arg-type]
+        for _ in range(times):
+            await middleware(http_scope(RECORD_PATH) | {"app": app}, never_received, send)
+
+    monkeypatch.setenv(RECORD_VARIABLE, json.dumps({"started": time.time(), "cudagraph_mode": "full"}))
+    asyncio.run(ask_all())
+    return [json.loads(body)["cudagraph_mode_ran"] for body in bodies]
+
+
+def test_the_engine_is_asked_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Asked(RuntimeError("starting"), ["FULL", "FULL"], ["never asked"])
+    assert recorded_modes(app, 3, monkeypatch) == [None, "FULL", "FULL"]
+    assert app.methods == ["resolved_cudagraph_mode"] * 2
+
+
+def test_an_engine_that_never_answers_leaves_the_mode_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silence(_: str) -> None:
+        await asyncio.Event().wait()
+
+    app = Asked()
+    monkeypatch.setattr(app, "collective_rpc", silence)
+    monkeypatch.setattr(launch_vllm, "ENGINE_ANSWER_S", 0.01)
+    assert recorded_modes(app, 1, monkeypatch) == [None]
+
+
 @pytest.mark.parametrize("carried", ["{", "[]", "{}", '{"started": "noon"}'])
 def test_a_record_that_cannot_be_made_does_not_end_the_server(carried: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RECORD_VARIABLE, carried)
@@ -269,7 +341,7 @@ def test_a_record_that_cannot_be_made_does_not_end_the_server(carried: str, monk
     async def app(*_: Any) -> None:
         raise AssertionError
 
-    assert ServerRecord(app).body is None
+    assert ServerRecord(app).record is None
 
 
 def test_what_the_serving_process_adds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -294,9 +366,8 @@ def test_what_the_serving_process_adds(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     async def application(scope: Any, receive: Any, send: Any) -> None: ...
 
-    body = ServerRecord(application).body
-    assert body is not None
-    record = json.loads(body)
+    record = ServerRecord(application).record
+    assert record is not None
     assert (record["version"], record["cuda"], record["compile_cache"]) == ("0.11.2+cu129", "12.9", "cold")
     assert record["healthy_after_s"] >= 60
     assert record["environment"]["VLLM_CACHE_ROOT"] == str(tmp_path) and "HF_TOKEN" not in record["environment"]

@@ -22,6 +22,7 @@ from support.polyaxon_server import PROJECT, ROOT, Cluster, cluster, haupt
 
 from specbench import UserError
 from specbench.polyaxon.polyaxon_run import (
+    SERVED_FILES,
     NoAccess,
     PolyaxonTarget,
     RunMissing,
@@ -122,7 +123,9 @@ def needs_approval(folder: Path) -> Path:
     """A copy of service.yaml whose runs wait for a person."""
     component = folder / "service.yaml"
     component.write_text((ROOT / "service.yaml").read_text() + "isApproved: false\n")
-    (folder / "launch_vllm.py").write_bytes((ROOT / "launch_vllm.py").read_bytes())
+    for name in SERVED_FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
     return component
 
 
@@ -154,7 +157,9 @@ def test_a_deployment_from_start_to_proof(polyaxon: Cluster, target: PolyaxonTar
     assert "running (TestAgent)" in said.text
     assert target.bench_options(entry) == ["--service-run", uuid, "--project", f"default/{PROJECT}"]
     assert target.died(entry) is None
-    assert os.listdir(polyaxon.artifacts / uuid / "uploads") == ["launch_vllm.py"]
+    uploads = polyaxon.artifacts / uuid / "uploads"
+    sent = {path.relative_to(uploads).as_posix() for path in uploads.rglob("*") if path.is_file()}
+    assert sent == set(SERVED_FILES)
 
     pid = polyaxon.agent.pid(uuid)
     target.stop(entry)
@@ -360,7 +365,7 @@ def test_an_api_that_stays_away_is_one_sentence_without_the_token(
         find_service(UNKNOWN, PROJECT)
     assert "http://127.0.0.1:1 does not answer" in str(error.value)
     with pytest.raises(NoAccess):
-        Runs(PROJECT, patience_s=0).upload(UNKNOWN, ROOT / "launch_vllm.py")
+        Runs(PROJECT, patience_s=0).upload(UNKNOWN, ROOT, "launch_vllm.py")
     printed = capfd.readouterr()
     assert "s3cret" not in printed.out + printed.err + caplog.text + str(error.value)  # the client would log it
 

@@ -84,6 +84,17 @@ class Source:
         assert callable(function)
         return function  # type: ignore[no-any-return]
 
+    def define(self, module: str, *classes: str, **names: Any) -> dict[str, Any]:
+        """Whole classes without their decorators; each sees those before it and `names` as its globals."""
+        for name in classes:
+            node = self.find(module, name)
+            assert isinstance(node, ast.ClassDef)
+            alone = ast.ClassDef(**{field: getattr(node, field) for field in node._fields} | {"decorator_list": []})
+            annotations = ast.ImportFrom(module="__future__", names=[ast.alias(name="annotations")], level=0)
+            code = ast.fix_missing_locations(ast.Module(body=[annotations, alone], type_ignores=[]))
+            exec(compile(code, f"vllm/{module}.py", "exec"), names)
+        return {name: names[name] for name in classes}
+
 
 def fetch_source(not_available: Callable[[str], NoReturn]) -> Source:
     """The source, downloaded where it is not there yet; `not_available` is told why it cannot be had."""
