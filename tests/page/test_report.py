@@ -21,7 +21,7 @@ import report
 from specbench import UserError
 from specbench.comparison.assessment import Options, compare
 from specbench.files import json_bytes
-from specbench.page import charts
+from specbench.page import answer, charts, evidence, figures, panels, provenance
 from specbench.record.directory import read_requests
 
 MODES = ("baseline", "ngram")
@@ -71,7 +71,7 @@ def write_experiment(
         sides = [[f"{d['name']}-c{load}" for d in deployments if d["mode"] == mode] for mode in MODES]
         result = compare(*([folder / name for name in side] for side in sides), Options(accept_floor=True))
         # experiment.py compares inside the folder: names without it.
-        (folder / f"compare-c{load}.json").write_text(json.dumps(result).replace(f"{folder}/", ""))
+        (folder / f"compare-c{load}.json").write_text(json_bytes(result).decode().replace(f"{folder}/", ""))
         pairs = list(zip(*sides, strict=True))
         comparisons[str(load)] = {"json": f"compare-c{load}.json", "pairs": pairs}
     document = {
@@ -165,7 +165,7 @@ def test_tables_below_hold_the_numbers_of_the_directories(experiment: Path, page
     tables = Tables(page).tables
     e2el = [r.e2el_s for p in experiment.glob("*-ngram-c8") for r in read_requests(p) if r.family == "short"]
     row = next(row for row in tables["Ratios in numbers"] if row[:3] == ["8 users", "E2EL", "short"])
-    assert row[4] == report.seconds(float(np.median([value for value in e2el if value])))
+    assert row[4] == figures.seconds(float(np.median([value for value in e2el if value])))
     rates = [
         json.loads((path / "summary.json").read_text())["throughput"]["tokens_per_s"]
         for path in experiment.glob("*-baseline-c4")
@@ -205,7 +205,7 @@ def bars(svg: str) -> list[tuple[str, float]]:
 
 
 def test_the_timeline_tells_modes_by_colour(experiment: Path) -> None:
-    drawn = bars(report.timeline_panels(report.gather([experiment]))[1])
+    drawn = bars(panels.timeline_panels(evidence.gather([experiment]))[1])
     fills = [fill for fill, _ in drawn]
     # BNNB: each starts up, then runs at three loads.
     runs = {"baseline": ["var(--base)"] * 3, "ngram": ["var(--candidate)"] * 3}
@@ -254,7 +254,7 @@ def line(timing: str, ratio: float | None, low: float | None = None, high: float
     ],
 )
 def test_the_effect_in_words(of: dict[str, Any], said: str) -> None:
-    assert report.time_said(of) == said
+    assert answer.time_said(of) == said
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_every_verdict_has_an_answer(verdict: str, kind: str, lead: str) -> None
         "equality": {"verdict": "different", "cases": {"copy-1": {"passes": False}}, "counts": {"identical": 8}},
         "metrics": {"e2el": {"overall": line("faster", 0.8, 0.7, 0.9), "families": families}},
     }
-    said = report.answer(result)
+    said = answer.answer(result)
     assert (said["kind"], said["lead"]) == (kind, lead)
     assert "20% less time per request" in said["time"]
     assert bool(said["families"]) == (kind != "stop")
@@ -394,7 +394,7 @@ def test_the_command_to_do_it_again_has_what_was_given(tmp_path: Path) -> None:
         "launcher_options": ["--model", "m"],
     }  # fmt: skip
     (folder / "experiment.json").write_text(json.dumps(document))
-    assert report.commands(report.gather([folder])) == [
+    assert provenance.commands(evidence.gather([folder])) == [
         "python experiment.py --target polyaxon --out x-again --order BN --concurrency 1 --repeats 6 "
         "--prompts x/prompts.jsonl --max-tokens 72 -p acme/p --owner acme --queue a/q -- --model m"
     ]
@@ -423,9 +423,9 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     document["comparisons"] = {}
     (folder / "experiment.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match="no comparison yet, its experiment is stopped; go on with"):
-        report.gather([folder])
+        evidence.gather([folder])
     with pytest.raises(UserError, match=r"neither experiment\.json nor manifest\.json"):
-        report.gather([tmp_path])
+        evidence.gather([tmp_path])
 
 
 # ---- hostile outputs
@@ -436,8 +436,8 @@ def test_outputs_are_escaped_made_visible_and_cut(page: str) -> None:
     assert "&lt;script&gt;" in page and "{{ 7 * 7 }}" in page
     assert "\\x1b[31m\\u202eevil\\u2066" in page
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", page)
-    assert "w" * (report.CLAMP + 1) not in page
-    assert f"the first {report.CLAMP:,} of {len(HOSTILE) + 100_000:,} characters" in page
+    assert "w" * (evidence.CLAMP + 1) not in page
+    assert f"the first {evidence.CLAMP:,} of {len(HOSTILE) + 100_000:,} characters" in page
     assert len(page.encode()) < 2_000_000
 
 
@@ -449,7 +449,7 @@ def test_cases_that_differ_most_and_outputs_given_most_stand_first(tmp_path: Pat
             return f"new {repeat if repeat < 2 else 'usual'}"
         return "old"
 
-    load = report.gather([write_experiment(tmp_path / "x", loads=(1,), outputs=outputs)]).loads[0]
+    load = evidence.gather([write_experiment(tmp_path / "x", loads=(1,), outputs=outputs)]).loads[0]
     assert list(load.outputs) == ["short-3", "copy-1"]
     assert [output.text for output in load.outputs["short-3"]][:2] == ["old", "new usual"]
 
@@ -486,7 +486,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_contrast_is_aa_in_both_schemes(scheme: int) -> None:
-    template = (ROOT / "specbench" / "report.html.j2").read_text()
+    template = (ROOT / "specbench" / "page" / "report.html.j2").read_text()
     blocks = re.findall(r":root \{(.*?)\}", template, flags=re.S)
     colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[scheme]))
     pairs = [(front, back) for front in ("ink", "muted") for back in ("page", "panel")]

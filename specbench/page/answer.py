@@ -1,0 +1,107 @@
+"""One load's answer in words: compare.py's verdict and what stands behind it, and nothing else."""
+
+from collections.abc import Sequence
+
+from specbench.comparison.equality import IDENTICAL, WITHIN
+from specbench.comparison.estimates import IN_THIS_PAIR
+from specbench.comparison.verdict import NOT_COMPARABLE
+from specbench.page.evidence import Json, Load
+from specbench.page.figures import number
+
+# How a verdict begins: kind (for colour), sign (for those who do not see colour), and the answer to the question.
+VERDICTS = {
+    "faster": ("good", "✓", "Yes"),
+    "slower": ("bad", "✗", "No"),
+    "no clear difference": ("same", "≈", "No clear difference"),
+    "cannot say": ("unknown", "?", "Cannot say"),
+    NOT_COMPARABLE: ("stop", "≠", "Not comparable"),
+    "suspect": ("stop", "!", "Suspect"),
+}
+
+
+def primary_line(result: Json) -> Json:
+    """The line of E2EL that was named beforehand."""
+    metric = result["metrics"]["e2el"]
+    return next(line for line in [metric["overall"], *metric["families"].values()] if line["primary"])
+
+
+def verdict_look(verdict: str) -> tuple[str, str, str]:
+    """Kind, sign and the answer's first words for one of compare.py's verdicts."""
+    kind, sign, lead = next(look for start, look in VERDICTS.items() if verdict.startswith(start))
+    if verdict.endswith(IN_THIS_PAIR) and kind in ("good", "bad"):  # one deployment per mode concludes nothing
+        return "unknown", "?", f"Not concluded: {verdict}"
+    return kind, sign, lead
+
+
+def change(ratio: float) -> str:
+    """A ratio of times in words: 21% less, 3.4% more."""
+    percent = abs(ratio - 1) * 100
+    shown = f"{percent:.0f}%" if percent >= 9.5 else f"{percent:.1f}%"
+    return f"{shown} {'less' if ratio < 1 else 'more'}"
+
+
+def time_said(line: Json) -> str:
+    """The effect of one line with its interval, or why there is none."""
+    interval = line["interval"]
+    if interval["ratio"] is None:
+        return f"nothing to say of time: {interval['reason']}"
+    said = f"{change(interval['ratio'])} time per request"
+    if interval["low"] is None:
+        return f"{said}, with no interval: {interval['reason']}"
+    low, high = change(interval["low"]), change(interval["high"])
+    if low[-4:] != high[-4:]:
+        return f"between {low} and {high} time per request (95% interval)"
+    first, last = (high, low) if low.endswith("less") else (low, high)
+    return f"{said} (95% interval: {first[:-5]} to {last})"
+
+
+def families_said(result: Json) -> str:
+    """The families by what their times say, for example: faster for copy (0.714); slower for short (1.083)."""
+    groups: dict[str, list[str]] = {}
+    for line in result["metrics"]["e2el"]["families"].values():
+        if line["timing"] and line["interval"]["ratio"] is not None and not line["primary"]:
+            timing = line["timing"].removesuffix(IN_THIS_PAIR).removesuffix(" from this pair")
+            groups.setdefault(timing, []).append(f"{line['name']} ({number(line['interval']['ratio'])})")
+    if sum(map(len, groups.values())) < 2:
+        return ""
+    named = [
+        f"{timing} for {', '.join(names) if len(names) <= 4 else f'{len(names)} families'}"
+        for timing, names in groups.items()
+    ]
+    return "; ".join(named)
+
+
+def answer(result: Json) -> Json:
+    """One load's answer: kind, sign, lead and the sentences after it, from compare.py's verdict and nothing else."""
+    verdict, line = result["verdict"], primary_line(result)
+    kind, sign, lead = verdict_look(verdict["verdict"])
+    candidate, base = result["candidate"]["mode"], result["base"]["mode"]
+    time = f"{candidate} takes {time_said(line)}" if line["interval"]["ratio"] is not None else time_said(line)
+    equality = result["equality"]
+    by_time = f"By time alone ({verdict['timing']}), {time}"
+    if verdict["verdict"] == NOT_COMPARABLE:
+        failing = _of_cases(sum(not of["passes"] for of in equality["cases"].values()), result)
+        floor = f", all together no more than {base} differs from itself" if equality["verdict"] == WITHIN else ""
+        time = f"{candidate} and {base} do not give the same outputs in {failing}{floor}. {by_time}"
+    elif kind == "stop":
+        fired = ", ".join(gate["name"] for gate in result["gates"] if gate["state"] == "fired")
+        time = f"Something else differed or went wrong ({fired}). {by_time}"
+    elif varying := result["cases"] - equality["counts"].get(IDENTICAL, 0):
+        time += f". Outputs vary in {_of_cases(varying, result)}, no more than {base} differs from itself"
+    families = "" if kind == "stop" else families_said(result)
+    return {"kind": kind, "sign": sign, "lead": lead, "time": time, "families": families}
+
+
+def fired_gates(loads: Sequence[Load]) -> list[Json]:
+    """Gates that fired at any load, each once: name, what was seen per load, and what to do about it."""
+    fired: dict[str, Json] = {}
+    for load in loads:
+        for gate in load.result["gates"]:
+            if gate["state"] == "fired":
+                of = fired.setdefault(gate["name"], {"name": gate["name"], "seen": [], "action": gate["action"]})
+                of["seen"].append((load.label, gate["sentence"]))
+    return list(fired.values())
+
+
+def _of_cases(number: int, result: Json) -> str:
+    return f"{number:,} of {result['cases']:,} case{'s' * (result['cases'] != 1)}"

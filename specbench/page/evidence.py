@@ -1,0 +1,284 @@
+"""What a page is made of, read from an experiment or from loose result directories."""
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from specbench import UserError
+from specbench.comparison.assessment import FORMAT as COMPARISON_FORMAT
+from specbench.comparison.assessment import Options, compare
+from specbench.comparison.equality import IDENTICAL
+from specbench.page.charts import Floats
+from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
+from specbench.record.format import moment
+
+Json = dict[str, Any]
+
+STATE = "experiment.json"
+STATE_FORMAT = 1
+METRICS = {"e2el": "E2EL", "ttft": "TTFT", "tpot": "TPOT"}
+OPTIONS = Options(accept_floor=True)  # as experiment.py: outputs may vary as much as the baseline's own
+CLAMP = 1_200  # characters of an output that are kept
+CASES_SHOWN = 30  # cases whose outputs are shown, per load
+
+# What the page reads of experiment.json, and of which type: other keys may stand beside these.
+
+
+class _Settings(msgspec.Struct):
+    target: str
+    order: str
+    concurrency: Annotated[list[int], msgspec.Meta(min_length=1)]
+    repeats: int
+    max_tokens: int | None = None
+    project: str | None = None
+    owner: str | None = None
+    queue: str | None = None
+    launcher_options: list[str] = []
+
+
+class _Step(msgspec.Struct):
+    directory: str
+    status: str
+    seconds: float | None = None
+
+
+class _Proof(msgspec.Struct):
+    proven: list[str] = []
+    not_proven: list[str] = []
+
+
+class _Deployment(msgspec.Struct):
+    name: str
+    status: str
+    started: str
+    ready_s: float | None = None
+    compile_cache: str | None = None
+    loads: dict[str, _Step] = {}
+    proof: _Proof | None = None
+
+
+class _Comparison(msgspec.Struct):
+    json: str
+    pairs: Annotated[list[tuple[str, str]], msgspec.Meta(min_length=1)]
+
+
+class _Experiment(msgspec.Struct):
+    settings: _Settings
+    status: str
+    deployments: list[_Deployment]
+    comparisons: dict[str, _Comparison]
+
+
+@dataclass
+class Output:
+    """One distinct output of a case: its beginning, its whole length, and how often each side gave it."""
+
+    text: str
+    length: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Run:
+    """One result directory: the measured ok requests' times in s, per metric and family."""
+
+    name: str
+    side: str
+    mode: str
+    manifest: Json
+    summary: Json
+    times: dict[str, dict[str, Floats]]
+
+    def overall(self, metric: str) -> Floats:
+        return np.concatenate([*self.times[metric].values(), np.empty(0)])
+
+
+@dataclass
+class Load:
+    """One concurrency: compare.py's JSON, the runs behind it in order of time, and outputs of cases that differ."""
+
+    users: int
+    result: Json
+    runs: list[Run]
+    outputs: dict[str, list[Output]]
+
+    @property
+    def label(self) -> str:
+        return f"{self.users} user{'s' * (self.users != 1)}"
+
+
+@dataclass
+class Evidence:
+    """Everything read: `experiment` is experiment.json, None for loose directories; `missing`: loads without result."""
+
+    folder: Path
+    experiment: Json | None
+    loads: list[Load]
+    missing: list[str]
+
+
+def gather(directories: Sequence[Path]) -> Evidence:
+    """Read an experiment or loose result directories. Raises UserError when there is nothing to show."""
+    if len(directories) == 1 and not (directories[0] / "manifest.json").exists():
+        return _gather_experiment(directories[0])
+    sides: dict[int, dict[str, list[tuple[str, Path]]]] = {}
+    for directory in directories:
+        manifest = msgspec.to_builtins(read_manifest(directory))
+        modes = sides.setdefault(manifest["concurrency"], {"baseline": [], "ngram": []})
+        if manifest["mode"] not in modes:
+            raise UserError(f"{directory} does not say its mode; run bench.py with --mode baseline or --mode ngram")
+        modes[manifest["mode"]].append((manifest["started"], directory))
+    loads = []
+    for users, modes in sorted(sides.items()):
+        base, candidate = ([path for _, path in sorted(modes[mode])] for mode in ("baseline", "ngram"))
+        if not base or len(base) != len(candidate):
+            raise UserError(
+                f"at {users} users there are {len(base)} directories of baseline and {len(candidate)} of ngram; "
+                "name as many of each"
+            )
+        loads.append(_read_load(users, compare(base, candidate, OPTIONS), Path()))
+    _check_alike(loads)
+    return Evidence(Path(), None, loads, [])
+
+
+def _check_alike(loads: Sequence[Load]) -> None:
+    """Loads on one page answered the same prompts as often with one model. Raises UserError."""
+    first = loads[0].runs[0]
+    for run in (load.runs[0] for load in loads[1:]):
+        for what, path in (
+            ("model", "server.model.id"), ("inventory", "inventory.sha256"), ("number of repeats", "schedule.repeats"),
+        ):  # fmt: skip
+            if manifest_value(first, path) != manifest_value(run, path):
+                raise UserError(f"{first.name} and {run.name} differ in {what}; give each its own page")
+
+
+def _gather_experiment(folder: Path) -> Evidence:
+    if not (folder / STATE).exists():
+        raise UserError(f"{folder} holds neither {STATE} nor manifest.json; name an experiment or result directories")
+    experiment = _read_experiment(folder / STATE)
+    loads, missing = [], []
+    for users in sorted(experiment["settings"]["concurrency"]):
+        step = experiment["comparisons"].get(str(users))
+        if step is None:
+            missing.append(f"{users} user{'s' * (users != 1)}")
+        else:
+            loads.append(_read_load(users, _comparison(folder, step), folder))
+    if loads and not any(deployment["loads"] for deployment in experiment["deployments"]):
+        raise UserError(f"{folder / STATE} lists no deployment that was measured; it was edited: make it again")
+    if not loads:
+        raise UserError(
+            f"{folder} has no comparison yet, its experiment is {experiment['status']}; "
+            f"go on with: experiment.py --out {folder} --resume"
+        )
+    return Evidence(folder, experiment, loads, missing)
+
+
+def _read_experiment(path: Path) -> Json:
+    """experiment.json, as far as the page reads it; what is absent and may be is None or empty."""
+    document = _read_json(path)
+    if document.get("format") != STATE_FORMAT:
+        raise UserError(f"{path} has format {document.get('format')!r}, this version reads {STATE_FORMAT}")
+    try:
+        known = msgspec.convert(document, _Experiment)
+        for deployment in known.deployments:
+            moment(deployment.started)
+    except ValueError as error:  # msgspec's too
+        raise UserError(f"{path} is not what experiment.py writes: {error}; it was edited: make it again") from None
+    return dict(msgspec.to_builtins(known))
+
+
+def _comparison(folder: Path, step: Json) -> Json:
+    """compare.py's document, made again where only the result directories were kept."""
+    path = folder / step["json"]
+    if not path.exists():
+        base, candidate = zip(*step["pairs"], strict=True)
+        result = compare([folder / name for name in base], [folder / name for name in candidate], OPTIONS)
+        for deployment in result["deployments"]:
+            deployment["directory"] = Path(deployment["directory"]).name
+        return result
+    result = _read_json(path)
+    if result.get("format") != COMPARISON_FORMAT:
+        raise UserError(f"{path} has format {result.get('format')!r}; run compare.py again")
+    return result
+
+
+def _read_json(path: Path) -> Json:
+    try:
+        return dict(msgspec.json.decode(path.read_bytes()))
+    except (OSError, msgspec.DecodeError, TypeError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}); make it again with experiment.py --resume") from None
+
+
+def _read_load(users: int, result: Json, folder: Path) -> Load:
+    """Stream every directory of one comparison, once."""
+    cases = result["equality"]["cases"]
+    wanted = differing_cases(result)[:CASES_SHOWN]
+    outputs: dict[str, dict[bytes, Output]] = {case: {} for case in wanted}
+    runs = [
+        _read_run(folder / deployment["directory"], deployment, outputs, cases) for deployment in result["deployments"]
+    ]
+    ordered = {
+        case: sorted(of.values(), key=lambda output: (-output.counts["base"], -output.counts["candidate"]))
+        for case, of in outputs.items()
+    }
+    return Load(users, result, runs, ordered)
+
+
+def differing_cases(result: Json) -> list[str]:
+    """Cases whose outputs differ, those first that differ most between the sides beyond what the base does itself."""
+    cases = result["equality"]["cases"]
+    differing = [case for case, of in cases.items() if of["verdict"] != IDENTICAL]
+    return sorted(differing, key=lambda case: (cases[case]["within_base"] or 0.0) - cases[case]["between"])
+
+
+def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Output]], cases: Json) -> Run:
+    times: dict[str, dict[str, array[float]]] = {metric: {} for metric in METRICS}
+    for request in read_requests(path):
+        if request.phase != "measured" or request.outcome != "ok":
+            continue
+        for metric, of in times.items():
+            value = getattr(request, f"{metric}_s")
+            # 0: the whole answer came in one read, which says nothing of one token (as in compare.py).
+            of.setdefault(request.family, array("d")).extend([value] if value else [])
+        if request.case in outputs:
+            whole = request.text.encode(errors="surrogatepass")
+            if cases[request.case]["compared"] == "token ids":
+                whole += b"\0" + array("q", request.token_ids or []).tobytes()
+            known = outputs[request.case]
+            output = known.setdefault(hashlib.sha256(whole).digest(), Output(request.text[:CLAMP], len(request.text)))
+            output.counts[deployment["side"]] += 1
+    arrays = {metric: {family: np.array(values) for family, values in of.items()} for metric, of in times.items()}
+    side, mode = deployment["side"], deployment["mode"] or deployment["side"]
+    typed, typed_summary = read_manifest(path), read_summary(path)
+    check_unedited(path, typed, typed_summary)
+    manifest, summary = msgspec.to_builtins(typed), msgspec.to_builtins(typed_summary)
+    return Run(deployment["directory"], side, mode, manifest, summary, arrays)
+
+
+def manifest_of(evidence: Evidence, directory: str) -> Json | None:
+    path = evidence.folder / directory
+    return msgspec.to_builtins(read_manifest(path)) if (path / "manifest.json").exists() else None
+
+
+def run_times(manifest: Json) -> tuple[datetime, datetime]:
+    start = moment(manifest["started"])
+    return start, moment(manifest["ended"]) if manifest.get("ended") else start
+
+
+def manifest_value(run: Run, path: str) -> Any:
+    value: Any = run.manifest
+    for key in path.split("."):
+        value = value.get(key, "not said") if isinstance(value, dict) else "not said"
+    return value
+
+
+def families_of(load: Load) -> list[str]:
+    return list(load.result["metrics"]["e2el"]["families"])

@@ -1,0 +1,162 @@
+"""Where a page's numbers come from: settings, flags, the commands to do it again, and what they do not show."""
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from specbench.page.answer import primary_line
+from specbench.page.evidence import Evidence, Run, families_of, manifest_value
+
+# What is said of every run: a label, and where its manifest holds it.
+_SETTINGS = (
+    ("Engine", "server.engine"),
+    ("Server version", "server.version"),
+    ("Model", "server.model.id"),
+    ("Model revision", "server.record.revision"),
+    ("GPU", "server.record.gpus"),
+    ("Driver", "server.record.driver"),
+    ("CUDA", "server.record.cuda"),
+    ("KV blocks", "server.cache_config.num_gpu_blocks"),
+    ("Speculative config", "server.record.speculative_config"),
+    ("Prefix caching", "server.record.prefix_caching"),
+    ("Compile cache", "server.record.compile_cache"),
+    ("Environment", "server.record.environment"),
+    ("How the mode was verified", "mode_verified.how"),
+    ("Requests", "request"),
+    ("Inventory", "inventory.name"),
+    ("Inventory sha256", "inventory.sha256"),
+    ("Schedule sha256", "schedule.sha256"),
+    ("Repeats", "schedule.repeats"),
+    ("Client", "client.os"),
+    ("Client Python", "client.python"),
+    ("Client packages", "client.packages"),
+    ("Client cores", "client.cores"),
+    ("Client location", "client.location"),
+    ("Proxies", "network.proxies"),
+    ("Tool version", "tool.version"),
+)
+
+
+def settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Per setting its values, each with who has it: "all runs", a mode, or the runs by name."""
+
+    def value_at(path: str) -> Callable[[Run], str]:
+        return lambda run: _said(manifest_value(run, path))
+
+    return [(label, _who_has(runs, value_at(path))) for label, path in _SETTINGS]
+
+
+def _who_has(runs: Sequence[Run], value_of: Callable[[Run], str]) -> list[tuple[str, str]]:
+    holders: dict[str, list[Run]] = {}
+    for run in runs:
+        holders.setdefault(value_of(run), []).append(run)
+    return [(_names(holding, runs), value) for value, holding in holders.items()]
+
+
+def _names(holding: Sequence[Run], runs: Sequence[Run]) -> str:
+    if len(holding) == len(runs):
+        return "all runs"
+    modes = {run.mode for run in holding}
+    if len(holding) == sum(run.mode in modes for run in runs):
+        return " and ".join(sorted(modes))
+    return ", ".join(run.name for run in holding)
+
+
+def _said(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+        return ", ".join(f"{item['name']} ({item.get('memory_mib', 0):,} MiB)" for item in value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def flags(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Server flags: per flag its values and who has them, those that differ first."""
+    argv = {run.name: _flags_of(run) for run in runs}
+
+    def value_of(flag: str) -> Callable[[Run], str]:
+        return lambda run: argv[run.name].get(flag, "absent")
+
+    every = dict.fromkeys(flag for of in argv.values() for flag in of)
+    return sorted(((flag, _who_has(runs, value_of(flag))) for flag in every), key=lambda row: len(row[1]) == 1)
+
+
+def _flags_of(run: Run) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for argument in (run.manifest["server"].get("record") or {}).get("argv", []):
+        if argument.startswith("--"):
+            name, _, value = argument.partition("=")
+            found[name] = value or "on"
+        elif name:
+            found[name] = argument if found[name] == "on" else f"{found[name]} {argument}"
+    return found
+
+
+def commands(evidence: Evidence) -> list[str]:
+    """How to make these results again, and how they were compared."""
+    if evidence.experiment is None:
+        runs = [run for load in evidence.loads for run in load.runs]
+        return [shlex.join(["python", *run.manifest["command"]]) for run in runs]
+    given = evidence.experiment["settings"]
+    folder = evidence.folder.resolve().name
+    words = ["python", "experiment.py", "--target", given["target"], "--out", f"{folder}-again"]
+    words += ["--order", given["order"], "--concurrency", ",".join(map(str, given["concurrency"]))]
+    words += ["--repeats", str(given["repeats"]), "--prompts", f"{folder}/prompts.jsonl"]
+    for option, name in (("--max-tokens", "max_tokens"), ("-p", "project"), ("--owner", "owner"), ("--queue", "queue")):
+        if given[name] is not None:
+            words += [option, str(given[name])]
+    options = ["--", *given["launcher_options"]] if given["launcher_options"] else []
+    return [shlex.join([*words, *options])]
+
+
+def limits(evidence: Evidence) -> list[str]:
+    """What this does not show: always true sentences, then those that these results call for."""
+    first = evidence.loads[0].result
+    runs = [run for load in evidence.loads for run in load.runs]
+    engines = {run.manifest["server"].get("engine") for run in runs}
+    loads = _listed(str(load.users) for load in evidence.loads)
+    request = runs[0].manifest["request"]
+    found = []
+    if "vllm" not in engines:
+        engine = ", ".join(sorted(str(engine or "an unknown engine") for engine in engines))
+        found.append(f"How vLLM on a GPU behaves: the engine here is {engine}; this shows the method at work.")
+    found += [
+        f"Your traffic: these are {first['cases']} prompts in {len(families_of(evidence.loads[0]))} families.",
+        f"Other loads: measured were {loads} users in a closed loop, each sending its next request when its last one "
+        f"is answered, never more than {evidence.loads[-1].users} at once.",
+        f"Other requests: these have temperature {request.get('temperature')} and at most {request.get('max_tokens')} "
+        "tokens an answer.",
+        "The quality of answers: outputs are compared with each other, not judged.",
+        "Tokens one by one: a chunk of a stream may hold several, so gaps between chunks are not reported.",
+    ]
+    prompts = {primary_line(load.result)["prompts"]["reason"] for load in evidence.loads} - {None}
+    found += [f"Prompts like these in general: {reason}." for reason in sorted(prompts)]
+    if any(len(load.result["base"]["directories"]) == 1 for load in evidence.loads):
+        found.append("What another deployment would give: there is one of each mode, and a redeploy alone moves times.")
+    if len(first["metrics"]["e2el"]["families"]) > 1:
+        found.append("All families at once: each verdict beside the primary one errs 5% of the time on its own.")
+    unproven = {
+        sentence
+        for deployment in (evidence.experiment or {}).get("deployments", [])
+        for sentence in (deployment.get("proof") or {}).get("not_proven", [])
+    }
+    free = "Whether the device was free between deployments; not proven"
+    found += [f"{free}: {sentence}." for sentence in sorted(unproven)]
+    gates = [gate for load in evidence.loads for gate in load.result["gates"]]
+    unchecked = {gate["name"] for gate in gates if gate["state"] == "not checked"}
+    if unchecked:
+        found.append(f"Whether these mattered, as nothing says them: {', '.join(sorted(unchecked))}.")
+    found += [f"Anything at {load}: not compared (the experiment is {_status(evidence)})." for load in evidence.missing]
+    return found
+
+
+def _status(evidence: Evidence) -> str:
+    return str((evidence.experiment or {}).get("status", "incomplete"))
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
