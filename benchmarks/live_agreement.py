@@ -12,6 +12,7 @@ the usage event and ours with `[DONE]`, its TTFT with the empty role chunk and o
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -28,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent), str(Path(__file__).parent
 import clients  # noqa: E402 - scripts, not packages
 import fidelity  # noqa: E402
 
-from specbench.client.load import Load, run_event_loop  # noqa: E402
-from specbench.client.stream import RequestSettings  # noqa: E402
+from specbench.client.load import ClosedLoop, run_event_loop  # noqa: E402
+from specbench.client.request import RequestSettings  # noqa: E402
 from specbench.client.transport import StreamTransport  # noqa: E402
 from specbench.record.format import Request  # noqa: E402
 from specbench.workload.inventory import Case, read_inventory  # noqa: E402
@@ -42,11 +43,11 @@ async def ours(settings: RequestSettings, transport: StreamTransport, cases: Seq
     """`cases` through our closed loop."""
     rows: list[Request] = []
     items = [Item(case, 0, position) for position, case in enumerate(cases)]
-    load = Load(
+    loop = ClosedLoop(
         items, phase="measured", concurrency=users, transport=transport, settings=settings, zero_ns=perf_counter_ns(),
         sink=rows.append,
     )  # fmt: skip
-    await load.run()
+    await loop.run()
     failed = [row for row in rows if row.outcome != "ok"]
     if failed:
         raise SystemExit(f"our request {failed[0].case} ended as {failed[0].outcome}: {failed[0].error}")
@@ -82,7 +83,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     module = clients._vllm_module()
     cases = read_inventory(arguments.prompts).cases
     records = []
-    async with aiohttp.ClientSession() as session, StreamTransport() as transport:
+    async with aiohttp.ClientSession() as session, contextlib.aclosing(StreamTransport()) as transport:
         async with session.get(arguments.url + "/v1/models") as answer:
             model = (await answer.json())["data"][0]["id"]
         settings = RequestSettings(url=arguments.url, model=model)
@@ -102,15 +103,15 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                         )
                 logs.append(
                     [
-                        [math.log(results["ours"][case.id][of] / results["vllm"][case.id][of]) for case in cases]
-                        for of in ("e2el", "ttft")
+                        [math.log(results["ours"][case.id][name] / results["vllm"][case.id][name]) for case in cases]
+                        for name in ("e2el", "ttft")
                     ]
                 )
             means = np.array(logs).mean(axis=2)  # [blocks, 2]
             ratio, error = np.exp(means.mean(axis=0)), means.std(axis=0, ddof=1) / math.sqrt(len(means))
             record = {"concurrency": users, "blocks": len(means), "cases": len(cases)}
-            for index, of in enumerate(("e2el", "ttft")):
-                record |= {f"{of}_ratio": float(ratio[index]), f"{of}_standard_error": float(error[index])}
+            for index, name in enumerate(("e2el", "ttft")):
+                record |= {f"{name}_ratio": float(ratio[index]), f"{name}_standard_error": float(error[index])}
             print(
                 f"{users} users: E2EL ratio {ratio[0]:.4f} ± {error[0]:.4f} (standard error over blocks), "
                 f"TTFT ratio {ratio[1]:.4f} ± {error[1]:.4f}",

@@ -99,8 +99,10 @@ async def _session(client: str, users: int) -> Any:
 
 
 async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
-    from specbench.client.load import Load, Phase
-    from specbench.client.stream import RequestSettings
+    import msgspec
+
+    from specbench.client.load import ClosedLoop, Phase
+    from specbench.client.request import RequestSettings
     from specbench.client.transport import StreamTransport
     from specbench.record.directory import ResultDirectory, read_requests
     from specbench.workload.inventory import Case
@@ -116,20 +118,23 @@ async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
             settings = RequestSettings(url=url, model="m")
             items = [Item(case, 0, position) for position in range(requests)]
             cpu = time.process_time()
-            run = Load(
+            loop = ClosedLoop(
                 items, phase=phase, concurrency=task["users"], transport=transport, settings=settings,
                 zero_ns=perf_counter_ns(), sink=directory.append,
             )  # fmt: skip
-            result = await run.run()
+            result = await loop.run()
             cpu = time.process_time() - cpu
             directory.close()
             peak = peak_memory_mb()
+            rows = list(read_requests(directory.path))
             answers = [
                 Answered(row.text, row.ttft_s or 0, row.e2el_s or 0, row.completion_tokens or 0, row.outcome == "ok",
                          f"{row.outcome}: {row.error}")
-                for row in read_requests(directory.path)
+                for row in rows
             ]  # fmt: skip
-            return _summary(answers, result.elapsed_s, cpu) | {"client": result.client, "peak_mb": peak}
+            elapsed_s = max(row.start_s + (row.e2el_s or 0) for row in rows) - min(row.start_s for row in rows)
+            client = msgspec.structs.asdict(result.client)
+            return _summary(answers, elapsed_s, cpu) | {"client": client, "peak_mb": peak}
 
         await load(task["warmup"], task["users"], "warmup")
         for url in task["urls"]:

@@ -1,10 +1,10 @@
 """The closed loop: N users, each sending the next item of one schedule when its last request has ended.
 
-    load = Load(
+    loop = ClosedLoop(
         items, phase="measured", concurrency=8, transport=transport, settings=settings, zero_ns=perf_counter_ns(),
         sink=directory.append, server_changed=check, progress=show,
     )
-    result = await load.run()
+    result = await loop.run()
 
 What a user waits for between two requests is only what the next request needs. Decoding the finished answer comes
 after, when no request has ended for a moment, one answer a turn of the event loop. Answers that end together, as a
@@ -30,9 +30,11 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal, TypeVar
 
-from specbench.client.stream import CONNECT_TIMEOUT_S, Exchange, RequestSettings, Sample, read, send
-from specbench.client.transport import ProxyTransport, StreamTransport, Turns
-from specbench.record.format import Request
+from specbench.client.answer import Sample, read
+from specbench.client.connection import Turns
+from specbench.client.request import Exchange, RequestSettings, send
+from specbench.client.transport import Transport
+from specbench.record.format import ClientHealth, Request
 from specbench.workload.schedule import Item
 
 LEAST_FAILURES_TO_STOP = 5
@@ -59,27 +61,25 @@ class Progress:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a load did.
+    """What the closed loop did.
 
     Attributes:
         stopped: why the run ended before its schedule did (a sentence), else None.
         done: requests that ended, whatever their outcome.
         failures: those of them that were not ok.
-        elapsed_s: first request to last end.
         client: the client's own health, as summary.json holds it.
-        e2el_mean_s: of the requests that were ok; what a late loop is held against.
+        e2el_mean_s: of the requests that were ok; what a late event loop is held against.
     """
 
     stopped: str | None
     done: int
     failures: int
-    elapsed_s: float
-    client: dict[str, float | int | None]
+    client: ClientHealth
     e2el_mean_s: float = 0.0
 
     def warnings(self) -> list[str]:
         """Sentences for the cases where the client itself may have shaped the figures."""
-        share, lag = self.client["cpu_share"], self.client["loop_lag_p99_ms"]
+        share, lag = self.client.cpu_share, self.client.loop_lag_p99_ms
         advice = "use fewer users, give bench.py a core of its own, or run it on a machine closer to the service"
         sentences = []
         if share is not None and share > BUSY_SHARE:
@@ -117,7 +117,7 @@ def _uvloop() -> Any:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Load:
+class ClosedLoop:
     """One pass over a schedule: every item is sent once.
 
     Attributes:
@@ -135,7 +135,7 @@ class Load:
     items: Sequence[Item] = field(kw_only=False)
     phase: Phase
     concurrency: int
-    transport: StreamTransport | ProxyTransport
+    transport: Transport
     settings: RequestSettings
     zero_ns: int
     sink: Callable[[Request], object]
@@ -156,23 +156,22 @@ class Load:
         self._over = False
         self._failures_in_a_row = 0
         self._done = self._failures = self._tokens = self._ok_ns = 0
-        self._started_ns = self._ended_ns = 0
+        self._started_ns = 0
 
     async def run(self) -> LoadResult:
         """Run to the end, once. Cancelled, it still hands every finished request to `sink` before CancelledError."""
         self._loop = asyncio.get_running_loop()
         opened, replaced = self.transport.opened, self.transport.replaced
-        await self.transport.open_ahead(self.settings.endpoint, self._users, CONNECT_TIMEOUT_S)
+        await self.transport.open_ahead(self.settings.endpoint, self._users)
         with self._writer, _frozen_heap():
             self._health = _Health(self.transport, opened, replaced)
-            self._started_ns = self._ended_ns = perf_counter_ns()
+            self._started_ns = perf_counter_ns()
             self._tasks = {asyncio.create_task(self._user(number)) for number in range(self._users)}
             ticker = asyncio.create_task(self._tick())
             try:
                 await self._wait_for_users()
             finally:
                 self._over = True
-                self._ended_ns = perf_counter_ns()
                 client = self._health.result()
                 for task in (ticker, *self._tasks):
                     task.cancel()
@@ -181,10 +180,9 @@ class Load:
         if self._check is not None:
             await self._check
         self._show_progress()
-        elapsed_s = (self._ended_ns - self._started_ns) / 1e9
         e2el_mean_s = self._ok_ns / 1e9 / max(1, self._done - self._failures)
         stopped = self._stopped or self._writer.problem()
-        return LoadResult(stopped, self._done, self._failures, elapsed_s, client, e2el_mean_s)
+        return LoadResult(stopped, self._done, self._failures, client, e2el_mean_s)
 
     async def _wait_for_users(self) -> None:
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -384,24 +382,24 @@ class _Writer:
 class _Health:
     """The client's own share in what was measured."""
 
-    def __init__(self, transport: StreamTransport | ProxyTransport, opened: int, replaced: int) -> None:
+    def __init__(self, transport: Transport, opened: int, replaced: int) -> None:
         self._transport = transport
         self._before = (opened, replaced, time.process_time_ns(), perf_counter_ns())
         self.lags_ns = array("q")
         self.wire_delays_ns = array("q")
 
-    def result(self) -> dict[str, float | int | None]:
+    def result(self) -> ClientHealth:
         """summary.json's `client`: CPU time of this process over the wall clock, percentiles in ms, connections."""
         opened, replaced, cpu_ns, started_ns = self._before
-        return {
-            "cpu_share": (time.process_time_ns() - cpu_ns) / max(1, perf_counter_ns() - started_ns),
-            "loop_lag_p50_ms": _percentile_ms(self.lags_ns, 50),
-            "loop_lag_p99_ms": _percentile_ms(self.lags_ns, 99),
-            "connections_opened": self._transport.opened - opened,
-            "connections_replaced": self._transport.replaced - replaced,
-            "schedule_to_wire_p50_ms": _percentile_ms(self.wire_delays_ns, 50),
-            "schedule_to_wire_p99_ms": _percentile_ms(self.wire_delays_ns, 99),
-        }
+        return ClientHealth(
+            cpu_share=(time.process_time_ns() - cpu_ns) / max(1, perf_counter_ns() - started_ns),
+            loop_lag_p50_ms=_percentile_ms(self.lags_ns, 50),
+            loop_lag_p99_ms=_percentile_ms(self.lags_ns, 99),
+            connections_opened=self._transport.opened - opened,
+            connections_replaced=self._transport.replaced - replaced,
+            schedule_to_wire_p50_ms=_percentile_ms(self.wire_delays_ns, 50),
+            schedule_to_wire_p99_ms=_percentile_ms(self.wire_delays_ns, 99),
+        )
 
 
 def _percentile_ms(values_ns: "array[int]", percent: int) -> float | None:

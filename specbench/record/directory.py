@@ -180,8 +180,8 @@ def check_unedited(directory: Path, manifest: Manifest, summary: Summary) -> Non
     A summary without a digest, as the first version wrote it, is held against the manifest alone.
     """
     again = "it was edited or replaced: run bench.py again with a fresh --out"
-    said = summary.requests_sha256
-    if said is not None and said != sha256_of(directory / REQUESTS):
+    digest = summary.requests_sha256
+    if digest is not None and digest != sha256_of(directory / REQUESTS):
         raise UserError(f"{directory / REQUESTS} is not the file that {SUMMARY} beside it was made of; {again}")
     if manifest.status != summary.status:
         raise UserError(

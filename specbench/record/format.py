@@ -8,7 +8,7 @@ version may add some; fields without a default must be there.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ REQUESTS, SUMMARY, MANIFEST = "requests.jsonl", "summary.json", "manifest.json"
 METRICS_BEFORE, METRICS_AFTER = "metrics-before.txt", "metrics-after.txt"
 
 Mode = Literal["baseline", "ngram"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 Status = Literal["running", "complete", "interrupted", "aborted"]
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -122,6 +123,11 @@ class LaunchRecord(msgspec.Struct):
     the engine settled on (FULL, FULL_AND_PIECEWISE, ...): an attention backend that cannot do FULL falls back.
     """
 
+    version: str | None = None
+    service_run: str | None = None
+    served_model_name: str | None = None
+    max_model_len: Positive | None = None
+    num_speculative_tokens: Natural | None = None
     mode: str | None = None
     argv: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
     model: str | None = None

@@ -13,15 +13,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from support import ROOT
+from support import HANG_S, ROOT
 from support.scripted_server import DONE, END, GOOD, STREAM_HEAD, Do, Scripted, Step, chunk, event, plain, stream
 
 from specbench.client import load, transport
-from specbench.client.load import Load, LoadResult, Progress
-from specbench.client.stream import RequestSettings
+from specbench.client.load import ClosedLoop, LoadResult, Progress
+from specbench.client.request import RequestSettings
 from specbench.client.transport import StreamTransport
-from specbench.record.format import Request
+from specbench.record.format import ClientHealth, Request
 from specbench.workload.inventory import Case
 from specbench.workload.schedule import Item
 
@@ -49,18 +50,18 @@ def run(
     async def test() -> tuple[LoadResult, list[Request], Scripted]:
         client = StreamTransport()
         async with Scripted(answer) as server:
-            load = Load(
+            loop = ClosedLoop(
                 schedule(count),
                 phase="measured",
                 concurrency=users,
                 transport=client,
-                settings=RequestSettings(url=server.url, model="m", inactivity_timeout_s=5),
+                settings=RequestSettings(url=server.url, model="m", inactivity_timeout_s=HANG_S),
                 zero_ns=time.perf_counter_ns(),
                 sink=sink or rows.append,
                 server_changed=server_changed,
                 progress=progress,
             )
-            result = await load.run()
+            result = await loop.run()
             await client.aclose()
             return result, rows, server
 
@@ -102,11 +103,11 @@ def test_there_are_never_more_requests_at_once_than_users() -> None:
         steps = [STREAM_HEAD, 0.02, *(chunk(part) for part in GOOD), END, Do.CLOSE]
         client = StreamTransport()
         async with Counting(lambda _: steps) as server:
-            load = Load(
+            loop = ClosedLoop(
                 schedule(12), phase="measured", concurrency=3, transport=client, zero_ns=0, sink=lambda _: None,
                 settings=RequestSettings(url=server.url, model="m"),
             )  # fmt: skip
-            await load.run()
+            await loop.run()
 
     asyncio.run(test())
     assert most == 3
@@ -147,11 +148,11 @@ def test_a_server_that_is_gone_stops_the_run(free_port: int) -> None:
     settings = RequestSettings(url=f"http://127.0.0.1:{free_port}", model="m")
 
     async def test() -> LoadResult:
-        load = Load(
+        loop = ClosedLoop(
             schedule(50), phase="measured", concurrency=2, transport=StreamTransport(), settings=settings, zero_ns=0,
             sink=rows.append,
         )  # fmt: skip
-        return await load.run()
+        return await loop.run()
 
     result = asyncio.run(test())
     assert result.stopped is not None and "connect_error" in result.stopped and str(free_port) in result.stopped
@@ -206,11 +207,11 @@ def test_a_stop_loses_no_request_that_had_ended(monkeypatch: pytest.MonkeyPatch)
             sent.append(exchange.arrival.status)
             self._stop("enough")
 
-        monkeypatch.setattr(load.Load, "_count_failures", stop_at_once)
+        monkeypatch.setattr(load.ClosedLoop, "_count_failures", stop_at_once)
         async with Scripted(lambda _: stream(*GOOD)) as server:
-            five = Load(
+            five = ClosedLoop(
                 schedule(50), phase="measured", concurrency=5, transport=client, zero_ns=0, sink=rows.append,
-                settings=RequestSettings(url=server.url, model="m", timeout_s=5),
+                settings=RequestSettings(url=server.url, model="m", timeout_s=HANG_S),
             )  # fmt: skip
             result = await five.run()
             assert len(server.requests) == 5  # and not one more by the user that stopped the run
@@ -237,9 +238,9 @@ def test_a_cancellation_loses_no_request_that_had_ended(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(client._turns, "add", cancel_when_all_have_ended)
         async with Scripted(lambda _: stream(*GOOD)) as server:
-            four = Load(
+            four = ClosedLoop(
                 schedule(50), phase="measured", concurrency=4, transport=client, zero_ns=0, sink=rows.append,
-                settings=RequestSettings(url=server.url, model="m", timeout_s=5),
+                settings=RequestSettings(url=server.url, model="m", timeout_s=HANG_S),
             )  # fmt: skip
             run = asyncio.create_task(four.run())
             with pytest.raises(asyncio.CancelledError):
@@ -271,7 +272,7 @@ def test_a_disk_that_blocks_holds_up_no_request() -> None:
     rows: list[Request] = []
 
     def sink(row: Request) -> None:
-        assert released.wait(20)
+        assert released.wait(HANG_S)
         rows.append(row)
 
     def answer(number: int) -> Sequence[Step]:
@@ -298,24 +299,31 @@ def test_a_full_disk_stops_the_run_and_says_so() -> None:
 
 
 CANCELLED = """
-    import asyncio, signal, sys
+    import asyncio, sys
     sys.path[:0] = {path!r}
     from pathlib import Path
     from support.scripted_server import *
-    from specbench.client.load import Load, run_event_loop
-    from specbench.record.directory import ResultDirectory
-    from specbench.client.stream import RequestSettings
+    from specbench.client.load import ClosedLoop, run_event_loop
+    from specbench.client.request import RequestSettings
     from specbench.client.transport import StreamTransport
-    from test_load import schedule
+    from specbench.record.directory import ResultDirectory
+    from specbench.workload.inventory import Case
+    from specbench.workload.schedule import Item
+
+    case = Case("c", "f", [{{"role": "user", "content": "x"}}], None, None)
+    items = [Item(case, 0, position) for position in range(60)]
 
     async def main():
         out = ResultDirectory(Path({out!r}))
         good = [STREAM_HEAD, 0.01, *map(chunk, GOOD), END]
         async with Scripted(lambda number: [Do.HANG] if number >= 20 else good) as server:
             print("ready", flush=True)
+            settings = RequestSettings(url=server.url, model="m")
             try:
-                await Load(schedule(60), phase="measured", concurrency=2, transport=StreamTransport(), zero_ns=0,
-                           settings=RequestSettings(url=server.url, model="m"), sink=out.append).run()
+                await ClosedLoop(
+                    items, phase="measured", concurrency=2, transport=StreamTransport(), zero_ns=0, settings=settings,
+                    sink=out.append
+                ).run()
             except asyncio.CancelledError:
                 out.close()
                 print("cancelled", flush=True)
@@ -331,13 +339,13 @@ def test_a_signal_leaves_every_finished_request_on_disk(tmp_path: Path, number: 
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         lines: list[bytes] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while len(lines) < 20 and time.monotonic() < deadline:
             time.sleep(0.05)
             if (out / "requests.jsonl").exists():
                 lines = (out / "requests.jsonl").read_bytes().splitlines()
         os.kill(process.pid, number)
-        printed, _ = process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     content = (out / "requests.jsonl").read_bytes()
@@ -355,12 +363,8 @@ def test_a_signal_leaves_every_finished_request_on_disk(tmp_path: Path, number: 
 def test_the_clients_health_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "PROBATION_NS", 0)
     result, _, _ = run(lambda _: [STREAM_HEAD, 0.05, *(chunk(part) for part in GOOD), END], 8, 2)
-    assert set(result.client) == {
-        "cpu_share", "loop_lag_p50_ms", "loop_lag_p99_ms", "connections_opened", "connections_replaced",
-        "schedule_to_wire_p50_ms", "schedule_to_wire_p99_ms",
-    }  # fmt: skip
-    assert all(value is not None and value >= 0 for value in result.client.values())
-    assert result.client["connections_opened"] == 2
+    assert all(value is not None and value >= 0 for value in msgspec.structs.astuple(result.client))
+    assert result.client.connections_opened == 2
 
 
 def test_a_loop_that_is_held_shows_as_lag_with_advice() -> None:
@@ -369,25 +373,25 @@ def test_a_loop_that_is_held_shows_as_lag_with_advice() -> None:
         return [STREAM_HEAD, 0.1, *(chunk(part) for part in GOOD), END]
 
     result, _, _ = run(answer, 6, 1)
-    lag = result.client["loop_lag_p99_ms"]
+    lag = result.client.loop_lag_p99_ms
     assert lag is not None and lag > 20
     assert any("event loop" in warning and "fewer users" in warning for warning in result.warnings())
 
 
 def test_a_busy_client_is_a_warning() -> None:
-    client: dict[str, float | int | None] = {"cpu_share": 0.83, "loop_lag_p99_ms": 0.1}
-    assert LoadResult(None, 1, 0, 1.0, client).warnings() == [
+    client = ClientHealth(cpu_share=0.83, loop_lag_p99_ms=0.1)
+    assert LoadResult(None, 1, 0, client).warnings() == [
         "the client was busy 83% of the time (limit 50%): use fewer users, give bench.py a core of its own, "
         "or run it on a machine closer to the service"
     ]
-    client = {"cpu_share": 0.1, "loop_lag_p99_ms": None}
-    assert LoadResult(None, 1, 0, 1.0, client).warnings() == []
+    client = ClientHealth(cpu_share=0.1, loop_lag_p99_ms=None)
+    assert LoadResult(None, 1, 0, client).warnings() == []
 
 
 def test_a_late_loop_is_held_against_what_is_measured() -> None:
-    client: dict[str, float | int | None] = {"cpu_share": 0.1, "loop_lag_p99_ms": 4.3}
-    assert LoadResult(None, 1, 0, 1.0, client, e2el_mean_s=4.8).warnings() == []
-    assert len(LoadResult(None, 1, 0, 1.0, client, e2el_mean_s=0.42).warnings()) == 1
+    client = ClientHealth(cpu_share=0.1, loop_lag_p99_ms=4.3)
+    assert LoadResult(None, 1, 0, client, e2el_mean_s=4.8).warnings() == []
+    assert len(LoadResult(None, 1, 0, client, e2el_mean_s=0.42).warnings()) == 1
 
 
 def test_progress_ends_with_everything() -> None:

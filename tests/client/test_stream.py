@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import HANG_S
 from support.scripted_server import (
     DONE,
     FINISH,
@@ -29,8 +30,10 @@ from support.scripted_server import (
     usage,
 )  # fmt: skip
 
-from specbench.client.stream import Exchange, RequestSettings, Sample, events, read, send
-from specbench.client.transport import Arrival, StreamTransport
+from specbench.client.answer import Sample, events, read
+from specbench.client.connection import Arrival
+from specbench.client.request import Exchange, RequestSettings, send
+from specbench.client.transport import StreamTransport
 from specbench.workload.inventory import Case
 
 CASE = Case("copy-1", "copy", [{"role": "user", "content": "grüße"}], None, None)
@@ -286,7 +289,7 @@ FAILURES: dict[str, tuple[Sequence[Step], str, str]] = {
     "not HTTP": ([b"SSH-2.0\r\n\r\n"], "malformed", "RemoteProtocolError: "),
     "no first byte": ([Do.HANG], "inactive", "ReadTimeout: no byte for 0.2 s"),
     "silence": ([STREAM_HEAD, chunk(event("a")), Do.HANG], "inactive", "ReadTimeout: no byte for 0.2 s"),
-    "trickle": ([STREAM_HEAD, *[chunk(event("a")), 0.1] * 20], "timeout", "TotalTimeout: not finished after 0.5 s"),
+    "trickle": ([STREAM_HEAD, *[chunk(event("a")), 0.02] * 40, Do.HANG], "timeout", "TotalTimeout: not finished after"),
     "HTML from a gateway": (plain("502 Bad Gateway", HTML, PAGE), "http_error", "HTTP 502: <html>"),
     "no body": (plain("503 Service Unavailable", b""), "http_error", "HTTP 503: (no body)"),
     "dead engine": (plain("500 Internal Server Error", ERROR[6:]), "http_error", "HTTP 500: InternalServerError: "),
@@ -299,7 +302,8 @@ FAILURES: dict[str, tuple[Sequence[Step], str, str]] = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_each_failure_has_its_outcome_and_is_sent_once(name: str) -> None:
     steps, outcome, says = FAILURES[name]
-    sample, requests = measure(steps, inactivity_timeout_s=0.2, timeout_s=0.5)
+    inactivity_s, total_s = (0.2 if outcome == "inactive" else HANG_S), (0.5 if outcome == "timeout" else HANG_S)
+    sample, requests = measure(steps, inactivity_timeout_s=inactivity_s, timeout_s=total_s)
     assert sample.outcome == outcome
     assert sample.error is not None and says in sample.error
     assert len(sample.error) < 1200

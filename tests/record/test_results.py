@@ -1,6 +1,5 @@
 """The result directory: to the key, readable after any end, and a summary that anyone can recompute."""
 
-import hashlib
 import json
 import math
 import os
@@ -21,8 +20,30 @@ from support import ROOT
 from specbench import UserError
 from specbench.files import check_writable, json_bytes, write_atomically
 from specbench.record.directory import ResultDirectory, check_unedited, read_manifest, read_requests, read_summary
-from specbench.record.format import MANIFEST, REQUESTS, Request
-from specbench.record.summary import Throughput, distribution, summarize
+from specbench.record.format import (
+    FORMAT,
+    MANIFEST,
+    REQUESTS,
+    CaseRecord,
+    Checked,
+    ClientHealth,
+    Expected,
+    InventoryRecord,
+    Manifest,
+    Model,
+    Network,
+    Request,
+    RequestCounts,
+    RoundTrips,
+    ScheduleRecord,
+    ServerDeltas,
+    ServerIdentity,
+    Status,
+    Summary,
+    Throughput,
+)
+from specbench.record.provenance import client_record, now, tool
+from specbench.record.summary import distribution, summarize
 from specbench.redaction import command_line, public_url
 
 KEYS = """
@@ -42,11 +63,36 @@ def request(**changes: Any) -> Request:
     return Request(**{**values, **changes})
 
 
-def manifest(requests: int = 1, cases: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {
-        "format": 1, "status": "complete", "schedule": {"requests": requests},
-        "inventory": {"cases": cases or [{"id": "copy-1", "expect": None}]},
-    }  # fmt: skip
+def manifest(requests: int = 1, cases: list[CaseRecord] | None = None, status: Status = "complete") -> Manifest:
+    """A manifest as bench.py writes it, with as many scheduled requests and these cases."""
+    return Manifest(
+        format=FORMAT,
+        tool=tool(),
+        command=["bench.py"],
+        service_run=None,
+        url="http://h",
+        inventory=InventoryRecord("prompts.jsonl", "0" * 64, cases or [a_case()]),
+        schedule=ScheduleRecord("0" * 64, requests, 1, 0),
+        concurrency=1,
+        timeout_s=600.0,
+        inactivity_timeout_s=60.0,
+        client=client_record("uvloop", None),
+        started=now(),
+        mode="baseline",
+        mode_verified={"how": "server record", "detail": ""},
+        server=ServerIdentity("vllm", "0.11.2", None, Model("m"), None),
+        request={"model": "m"},
+        network=Network(RoundTrips(1, 1.0, 1.0, 1.0), []),
+        status=status,
+    )
+
+
+def a_case(name: str = "copy-1", expect: str | None = None) -> CaseRecord:
+    return CaseRecord(name, "copy", None, expect, "0" * 64)
+
+
+def summary(path: Path, manifest: Manifest, warnings: list[str] | None = None) -> Summary:
+    return summarize(path, manifest, server=ServerDeltas(), client=ClientHealth(), warnings=warnings or [])
 
 
 def written(path: Path, *rows: Request) -> Path:
@@ -66,13 +112,10 @@ def test_a_line_has_exactly_the_keys_of_the_format(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     program = f"""
 import resource, signal, sys
-sys.path.insert(0, {str(ROOT)!r})
+sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
-from tests.record.test_results import request
-from specbench.files import check_writable, json_bytes, write_atomically
-from specbench.record.directory import ResultDirectory, check_unedited, read_manifest, read_requests, read_summary
-from specbench.record.format import MANIFEST, REQUESTS, Request
-from specbench.record.summary import Throughput, distribution, summarize
+from test_results import request
+from specbench.record.directory import ResultDirectory
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 directory = ResultDirectory(Path({str(tmp_path / "r")!r}))
@@ -126,7 +169,7 @@ def test_a_truncated_or_edited_file_is_an_error_with_its_line(tmp_path: Path, ch
 
 def test_no_summary_says_how_far_the_run_came(tmp_path: Path) -> None:
     path = written(tmp_path / "r", request(phase="warmup", position=None), request())
-    (path / "manifest.json").write_text(json.dumps(manifest(90)))
+    (path / "manifest.json").write_bytes(json_bytes(manifest(90)))
     with pytest.raises(UserError, match="after 1 of 90 requests"):
         read_summary(path)
 
@@ -150,22 +193,24 @@ def test_tpot_divides_by_the_tokens_after_the_first_event() -> None:
 
 def test_a_percentile_without_enough_samples_is_null_with_its_reason() -> None:
     few = distribution([1.0, 2.0, 4.0])
-    assert (few["n"], few["p50"], few["p90"], few["p99"]) == (3, 2.0, None, None)
-    assert few["reasons"]["p99"] == "needs 100 samples, has 3"
+    assert (few.n, few.p50, few.p90, few.p99) == (3, 2.0, None, None)
+    assert few.reasons["p99"] == "needs 100 samples, has 3"
     many = distribution([float(n) for n in range(100)])
-    assert many["reasons"] == {} and many["p99"] == pytest.approx(98.01)
+    assert many.reasons == {} and many.p99 == pytest.approx(98.01)
     none = distribution([])
-    assert none["mean"] is None and none["p50"] is None
+    assert none.mean is None and none.p50 is None
 
 
-def test_throughput_counts_only_while_every_user_is_busy() -> None:
+def test_throughput_counts_only_while_every_user_is_busy(tmp_path: Path) -> None:
     # Two users; user 0 ends at 2 s and finds nothing more: the window is 0-2 s, and of the request that decodes from
     # 1 to 3 s one half lies inside.
-    throughput = Throughput()
-    throughput.add(request(user=0, start_s=0.0, ttft_s=0.5, e2el_s=2.0, completion_tokens=30))
-    throughput.add(request(user=1, start_s=0.5, ttft_s=0.5, e2el_s=2.5, completion_tokens=40))
-    assert throughput.result() == {"tokens": 30 + 20, "window_s": 2.0, "tokens_per_s": 25.0}
-    assert Throughput().result() == {"tokens_per_s": None, "tokens": None, "window_s": None}
+    path = written(
+        tmp_path / "r",
+        request(user=0, start_s=0.0, ttft_s=0.5, e2el_s=2.0, completion_tokens=30),
+        request(user=1, start_s=0.5, ttft_s=0.5, e2el_s=2.5, completion_tokens=40),
+    )
+    assert summary(path, manifest(2)).throughput == Throughput(tokens=30 + 20, window_s=2.0, tokens_per_s=25.0)
+    assert summary(written(tmp_path / "none"), manifest(2)).throughput == Throughput()
 
 
 def test_warmups_and_failures_are_in_no_statistic(tmp_path: Path) -> None:
@@ -175,17 +220,13 @@ def test_warmups_and_failures_are_in_no_statistic(tmp_path: Path) -> None:
         request(position=1, outcome="stream_error", error="the engine died", e2el_s=None, decode_s=None, ttft_s=0.1),
     ]
     path = written(tmp_path / "r", *rows)
-    summary = summarize(path, manifest(2, [{"id": "copy-1", "expect": "Par.s"}]), server={}, client={}, warnings=["w"])
-    assert summary["requests"] == {
-        "scheduled": 2,
-        "measured": 2,
-        "ok": 1,
-        "outcomes": {"ok": 1, "stream_error": 1},
-        "warmup": 1,
-    }
-    assert summary["metrics"]["overall"]["e2el_s"]["n"] == 1
-    assert summary["expect"] == {"checked": 1, "passed": 1, "cases": {"copy-1": {"checked": 1, "passed": 1}}}
-    assert summary["tokens_per_chunk"]["families"] == {"copy": 21 / 20} and summary["warnings"] == ["w"]
+    found = summary(path, manifest(2, [a_case(expect="Par.s")]), warnings=["w"])
+    assert found.requests == RequestCounts(
+        scheduled=2, measured=2, ok=1, outcomes={"ok": 1, "stream_error": 1}, warmup=1
+    )
+    assert found.metrics.overall["e2el_s"].n == 1
+    assert found.expect == Expected(1, 1, {"copy-1": Checked(1, 1)})
+    assert found.tokens_per_chunk.families == {"copy": 21 / 20} and found.warnings == ["w"]
 
 
 @pytest.mark.skipif(not shutil.which("jq") and not os.environ.get("CI"), reason="jq is not installed")
@@ -199,7 +240,7 @@ def test_the_summary_equals_what_jq_computes(tmp_path: Path) -> None:
             request(case=f"c{n % 4}", family="ab"[n % 2], position=n, user=n % 3, completion_tokens=tokens, **times)
         )
     path = written(tmp_path / "r", *rows)
-    summary = summarize(path, manifest(31, [{"id": "c0", "expect": None}]), server={}, client={}, warnings=[])
+    found = summary(path, manifest(31))
     program = """
       def median: sort | if length % 2 == 1 then .[length/2|floor] else (.[length/2-1] + .[length/2]) / 2 end;
       map(select(.phase == "measured" and .outcome == "ok")) |
@@ -210,9 +251,9 @@ def test_the_summary_equals_what_jq_computes(tmp_path: Path) -> None:
         ["jq", "-s", program, str(path / "requests.jsonl")], capture_output=True, text=True, check=True
     ).stdout
     overall, family, tpot = json.loads(output)
-    assert summary["metrics"]["overall"]["e2el_s"]["p50"] == pytest.approx(overall, rel=1e-12)
-    assert summary["metrics"]["families"]["a"]["e2el_s"]["p50"] == pytest.approx(family, rel=1e-12)
-    assert summary["metrics"]["overall"]["tpot_s"]["mean"] == pytest.approx(tpot, rel=1e-9)
+    assert found.metrics.overall["e2el_s"].p50 == pytest.approx(overall, rel=1e-12)
+    assert found.metrics.families["a"]["e2el_s"].p50 == pytest.approx(family, rel=1e-12)
+    assert found.metrics.overall["tpot_s"].mean == pytest.approx(tpot, rel=1e-9)
 
 
 @given(st.builds(str), st.lists(st.integers(0, 200_000)), st.floats(0, 1e6))
@@ -274,16 +315,15 @@ def test_a_public_url_holds_no_credentials_even_where_it_is_none(url: str, publi
 
 def test_a_request_edited_afterwards_is_noticed(tmp_path: Path) -> None:
     path = written(tmp_path / "r", request(), request(position=1))
-    manifest: dict[str, Any] = {"status": "complete"}
-    summary = {"status": "complete", "requests_sha256": hashlib.sha256((path / REQUESTS).read_bytes()).hexdigest()}
-    check_unedited(path, manifest, summary)
-    check_unedited(path, manifest, {"status": "complete"})  # of a version that wrote no digest
+    whole = summary(path, manifest())
+    check_unedited(path, manifest(), whole)
+    check_unedited(path, manifest(), msgspec.structs.replace(whole, requests_sha256=None))  # as the first version wrote
     with pytest.raises(UserError, match="says interrupted and"):
-        check_unedited(path, {"status": "interrupted"}, summary)
+        check_unedited(path, manifest(status="interrupted"), whole)
     content = (path / REQUESTS).read_text()
     (path / REQUESTS).write_text(content.replace('"ok"', '"OK"', 1))
     with pytest.raises(UserError, match="beside it was made of"):
-        check_unedited(path, manifest, summary)
+        check_unedited(path, manifest(), whole)
 
 
 def test_nothing_is_written_over_measurements(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from support import RECORDINGS
 
@@ -22,7 +22,8 @@ class Do(enum.Enum):
     HANG = "say no more, and keep the connection"
 
 
-Step = bytes | float | Do
+# Bytes are written, a number is slept (s), a function is awaited.
+Step = bytes | float | Do | Callable[[], Awaitable[object]]
 
 
 def chunk(data: bytes) -> bytes:
@@ -110,6 +111,8 @@ class Scripted:
                     elif isinstance(step, Do):
                         await self._do(step, writer)
                         return
+                    elif callable(step):
+                        await step()
                     else:
                         await asyncio.sleep(step)
         except (asyncio.IncompleteReadError, ConnectionError):

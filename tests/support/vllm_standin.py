@@ -13,7 +13,7 @@ from typing import Any
 from support import RECORDINGS
 
 K = 5
-# fault(number of the chat request, counted from 0) -> what to do with it: None, "500", "error event" or "cut"
+# fault(number of the chat request, counted from 0) -> what to do with it: None, "500", "error event", "cut" or "hang"
 Fault = Callable[[int], str | None]
 
 
@@ -141,6 +141,8 @@ class StandIn:
             if fault and number == 5:
                 if fault == "cut":
                     return False
+                if fault == "hang":
+                    await asyncio.Event().wait()
                 _chunk(writer, b'data: {"error": {"message": "the engine died", "type": "x", "code": 500}}\n\n')
                 _chunk(writer, b"data: [DONE]\n\n")
                 break

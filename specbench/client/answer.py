@@ -1,143 +1,23 @@
-"""One measured request: what is sent, and what the bytes that came back say.
+"""Reading one answer: what its bytes say, and the name of what is wrong with it.
 
-    exchange = await send(transport, settings, case)      # on the wire; never raises for what a server does
-    sample = read(exchange)                               # decodes; needs no network and no loop
-
-The two halves are apart so that a user's next request can be on the wire before the last answer is decoded.
-
-Times count from `Exchange.start_ns`, just before the request is handed to the transport, on a connection that is
-already open. TTFT ends with the read that completed the first event with a non-empty content or reasoning delta (a
-role chunk is no token); E2EL with the read that completed `[DONE]`. Tokens come from the final `usage` alone.
+Times count from `Exchange.start_ns`. TTFT ends with the read that completed the first event with a non-empty content or
+reasoning delta (a role chunk is no token); E2EL with the read that completed `[DONE]`. Tokens come from the final
+`usage` alone.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import accumulate
-from time import perf_counter_ns
 from typing import Any
 
 import httpx
 import msgspec
 
-from specbench import __version__
-from specbench.client.transport import Arrival, ProxyTransport, StreamTransport, TotalTimeout
-from specbench.workload.inventory import Case
+from specbench.client.connection import Arrival, TotalTimeout
+from specbench.client.request import Exchange
+from specbench.redaction import public_url
 
-CONNECT_TIMEOUT_S = 10.0
 MESSAGE_LIMIT = 500
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestSettings:
-    """What every request of a run shares.
-
-    Attributes:
-        url: the service, with the gateway's path where there is one; `/v1/chat/completions` is appended.
-        model: name the server knows the model by.
-        authorization: value of the Authorization header, or None. Sent to the origin of `url` only.
-        timeout_s: limit for a whole request, from the moment it is written.
-        inactivity_timeout_s: limit for a silence, before the first byte too.
-        max_tokens: for cases that do not bring their own.
-    """
-
-    url: str
-    model: str
-    authorization: str | None = field(default=None, repr=False)
-    max_tokens: int = 128
-    seed: int = 0
-    timeout_s: float = 600.0
-    inactivity_timeout_s: float = 60.0
-
-    @cached_property
-    def endpoint(self) -> httpx.URL:
-        """Where requests go."""
-        return httpx.URL(self.url.rstrip("/") + "/v1/chat/completions")
-
-    def body(self) -> dict[str, Any]:
-        """The request without its messages, as the manifest stores it.
-
-        No logprobs, penalties, min_p or min_tokens: vLLM stops drafting for a request that has one.
-        """
-        return {
-            "model": self.model,
-            "temperature": 0,
-            "max_tokens": self.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "chat_template_kwargs": {"enable_thinking": False},
-            "return_token_ids": True,
-            "seed": self.seed,
-        }
-
-    def body_for(self, case: Case) -> bytes:
-        """The whole request for `case`, as JSON."""
-        body = self.body() | {"messages": case.messages}
-        if case.max_tokens is not None:
-            body["max_tokens"] = case.max_tokens
-        return msgspec.json.encode(body)
-
-    @cached_property
-    def headers(self) -> httpx.Headers:
-        """Request headers but the length. Compression is declined: it would hide which token came with which read."""
-        headers = {
-            "Host": self.endpoint.netloc.decode("ascii"),
-            "Content-Type": "application/json",
-            "Accept": "text/event-stream",
-            "Accept-Encoding": "identity",
-            "User-Agent": f"specbench/{__version__}",
-        }
-        if self.authorization:
-            headers["Authorization"] = self.authorization
-        return httpx.Headers(headers)
-
-    def request_for(self, case: Case) -> httpx.Request:
-        """The POST for `case`. Given a stream httpx leaves the headers as they are, which is 15 times faster."""
-        body = self.body_for(case)
-        request = httpx.Request("POST", self.endpoint, headers=self.headers, stream=httpx.ByteStream(body))
-        request.headers["Content-Length"] = str(len(body))
-        request.read()  # now, and not between the start stamp and the write
-        return request
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One request and what arrived of its answer, undecoded."""
-
-    start_ns: int
-    arrival: Arrival
-    error: httpx.TransportError | None = None
-
-    @property
-    def is_server_failure(self) -> bool:
-        """True for a 5xx, or a connection that could not be made or broke: what a dead server looks like."""
-        lost = httpx.NetworkError | httpx.ConnectTimeout | httpx.ProxyError
-        return self.arrival.status >= 500 or isinstance(self.error, lost)
-
-
-async def send(transport: StreamTransport | ProxyTransport, settings: RequestSettings, case: Case) -> Exchange:
-    """Send one request, once, and wait for the end of its answer.
-
-    Opens the connection before the start stamp. Returns whatever happens but cancellation.
-    """
-    request = settings.request_for(case)
-    arrival = Arrival()
-    request.extensions = {
-        "timeout": {
-            "connect": CONNECT_TIMEOUT_S,
-            "read": settings.inactivity_timeout_s,
-            "total": settings.timeout_s,
-        },
-        "arrival": arrival,
-    }
-    start_ns = perf_counter_ns()
-    try:
-        request.extensions["connection"] = await transport.open(request.url, CONNECT_TIMEOUT_S)
-        start_ns = perf_counter_ns()
-        await transport.handle_async_request(request)
-    except httpx.TransportError as error:
-        return Exchange(start_ns, arrival, error)
-    return Exchange(start_ns, arrival)
 
 
 @dataclass(slots=True)
@@ -349,12 +229,8 @@ def _refusal(arrival: Arrival) -> str:
     """`HTTP 404: the server's own message`; for a redirect, where to."""
     location = arrival.header(b"location")
     if 300 <= arrival.status < 400 and location:
-        target = location.partition("?")[0].partition("#")[0]
-        scheme, separator, rest = target.partition("://")
-        if separator:
-            authority, slash, path = rest.partition("/")
-            target = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
-        return f"HTTP {arrival.status}: redirects to {target[:MESSAGE_LIMIT]} (not followed); give that as --url"
+        target = public_url(location)[:MESSAGE_LIMIT]
+        return f"HTTP {arrival.status}: redirects to {target} (not followed); give that as --url"
     return f"HTTP {arrival.status}: {_message(arrival.body())}"
 
 
