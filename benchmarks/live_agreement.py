@@ -33,7 +33,8 @@ from specbench.client.load import ClosedLoop, run_event_loop  # noqa: E402
 from specbench.client.request import RequestSettings  # noqa: E402
 from specbench.client.transport import StreamTransport  # noqa: E402
 from specbench.record.format import Request  # noqa: E402
-from specbench.workload.inventory import Case, read_inventory  # noqa: E402
+from specbench.workload.case import Case  # noqa: E402
+from specbench.workload.inventory import read_inventory  # noqa: E402
 from specbench.workload.schedule import Item  # noqa: E402
 
 Times = dict[str, dict[str, float]]  # case -> e2el and ttft in seconds

@@ -105,7 +105,7 @@ async def _run_specbench(task: dict[str, Any]) -> dict[str, Any]:
     from specbench.client.request import RequestSettings
     from specbench.client.transport import StreamTransport
     from specbench.record.directory import ResultDirectory, read_requests
-    from specbench.workload.inventory import Case
+    from specbench.workload.case import Case
     from specbench.workload.schedule import Item
 
     case = Case("c", "f", [{"role": "user", "content": TEXT}], None, None)

@@ -17,7 +17,7 @@ import msgspec
 from specbench import __version__
 from specbench.client.connection import Arrival, Limits, Post, head_of_post
 from specbench.client.transport import Transport
-from specbench.workload.inventory import Case
+from specbench.workload.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from specbench.client.metrics import Metrics, scrape
 from specbench.client.target import plain_uuid
 from specbench.record.format import MODES, Mode, Model, RoundTrips, ServerIdentity
 from specbench.words import printable
-from specbench.workload.inventory import Case
+from specbench.workload.case import Case
 
 HEALTH_PROBES = 10
 

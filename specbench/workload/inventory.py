@@ -1,49 +1,43 @@
-"""The cases of an experiment, read from a prompts file.
+"""The cases of an experiment, read from a file in any of the formats that docs/workloads.md lists.
 
-A prompts file is JSON Lines, one case a line:
+The native format is JSON Lines, one case a line:
 
     {"id": "copy-1", "family": "copy", "messages": [{"role": "user", "content": "…"}],
      "max_tokens": 64, "expect": "regex"}            (on one line)
 
-`max_tokens` and `expect` may be left out.
+`family`, `max_tokens` and `expect` (judging.py) may be left out, and so may what was answered to the case before:
+`answer` (a text) and `usage` (`prompt_tokens`, `completion_tokens`).
 """
 
 import hashlib
-import json
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specbench import UserError
+from specbench.words import count
+from specbench.workload.case import DEFAULT_FAMILY, Case, Entry, Refused, compact
+from specbench.workload.formats import NATIVE, Format, accepts, recognised
+from specbench.workload.lines import objects
 
-_KEYS = {"id", "family", "messages", "max_tokens", "expect"}
-_ROLES = {"system", "developer", "user", "assistant"}
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One conversation to send. `expect` is a regular expression that a right answer matches somewhere."""
-
-    id: str
-    family: str
-    messages: list[dict[str, Any]]
-    max_tokens: int | None
-    expect: str | None
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the messages alone: what the model is asked, whatever the case is called."""
-        return hashlib.sha256(_compact(self.messages).encode("ascii")).hexdigest()
+MANY_FAMILIES = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Every case of one prompts file, in file order; `sha256` covers all that a case says."""
+    """Every case of one file, in file order; `sha256` covers all that a case says.
+
+    `notes` are sentences for the user: which format the file was read as, and what else is not as expected.
+    """
 
     name: str
     cases: list[Case]
     sha256: str
+    notes: list[str] = field(default_factory=list)
 
     def manifest(self) -> dict[str, Any]:
         """What manifest.json holds of it: everything but the messages, which stand there as a digest."""
@@ -60,87 +54,69 @@ class Inventory:
         return {"name": self.name, "sha256": self.sha256, "cases": cases}
 
 
-def read_inventory(path: Path) -> Inventory:
-    """Read and check a prompts file.
+class LeftOut(msgspec.Struct, frozen=True):
+    """A line that is no case, and why: `reason` follows the words "line 7"."""
 
-    Raises UserError naming the file, the line and what is wrong with it.
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A file with all that its lines hold: cases, the answers of a log, and the lines that are no cases."""
+
+    name: str
+    format: str
+    entries: list[Entry]
+    left_out: list[LeftOut]
+    notes: list[str]
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the cases, as an inventory of the same cases has it."""
+        return cases_digest(entry.case for entry in self.entries)
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Read and check a file of cases.
+
+    Raises UserError naming the file, the first line that is wrong and what is wrong with it.
     """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the prompts file {path}: {error.strerror}; name one with --prompts") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
-    if text.startswith("\ufeff"):
-        raise UserError(f"{path} starts with a byte order mark; save it as UTF-8 without one")
+    reading = _Reading(path)
     cases: list[Case] = []
-    lines: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        case = _case(line, f"{path} line {number}")
-        if case.id in lines:
-            raise UserError(f"{path} line {number}: the id {case.id!r} was used in line {lines[case.id]} already")
-        lines[case.id] = number
-        cases.append(case)
+    for found in reading.entries():
+        if isinstance(found, LeftOut):
+            raise UserError(f"{path} line {found.line} {found.reason}")
+        cases.append(found.case)
     if not cases:
         raise UserError(f"{path} holds no case; write one JSON object a line")
-    described = (_compact([case.id, case.family, case.messages, case.max_tokens, case.expect]) for case in cases)
-    return Inventory(path.name, cases, list_digest(described))
+    return Inventory(path.name, cases, cases_digest(cases), reading.notes())
 
 
-def _case(line: str, where: str) -> Case:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise UserError(f"{where} is not a case: {error}") from None
-    except RecursionError:
-        raise UserError(f"{where} is not a case: it is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is not a JSON object")
-    if unknown := sorted(set(value) - _KEYS):
-        raise UserError(f"{where} has the unknown key {unknown[0]!r}; a case has {', '.join(sorted(_KEYS))}")
-    for key in ("id", "family"):
-        if not isinstance(value.get(key), str) or not value[key].strip():
-            raise UserError(f"{where} needs {key!r}, a text that is not empty")
-    if value["family"].strip() == "overall":
-        raise UserError(f"{where} has the family 'overall', which is the word for all families: choose another")
-    max_tokens = value.get("max_tokens")
-    if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1):
-        raise UserError(f"{where}: max_tokens must be a whole number of at least 1")
-    expect = value.get("expect")
-    if expect is not None:
-        _check_pattern(expect, where)
-    return Case(value["id"], value["family"], _messages(value.get("messages"), where), max_tokens, expect)
+def read_workload(path: Path) -> Workload:
+    """Read a file of cases or a log, and say of each line that is no case why.
+
+    Raises UserError for a file that cannot be read or has no line that is a case.
+    """
+    reading = _Reading(path)
+    entries: list[Entry] = []
+    left_out: list[LeftOut] = []
+    for found in reading.entries():
+        if isinstance(found, LeftOut):
+            left_out.append(found)
+        else:
+            entries.append(found)
+    if not entries:
+        first = f": line {left_out[0].line} {left_out[0].reason}" if left_out else "; write one JSON object a line"
+        raise UserError(f"{path} holds no case{first}")
+    return Workload(path.name, reading.format_name, entries, left_out, reading.notes())
 
 
-def _messages(value: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{where} needs 'messages', a list with at least one message")
-    for number, message in enumerate(value, start=1):
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise UserError(f"{where}: message {number} needs a 'role' of {', '.join(sorted(_ROLES))}")
-        content = message.get("content")
-        if not isinstance(content, str) or not content.strip():
-            raise UserError(f"{where}: message {number} is empty; give it a 'content' text")
-        if any("\ud800" <= character <= "\udfff" for character in content):
-            raise UserError(f"{where}: message {number} holds half of a surrogate pair, which UTF-8 cannot carry")
-        if unknown := sorted(set(message) - {"role", "content", "name"}):
-            raise UserError(f"{where}: message {number} has the unknown key {unknown[0]!r}")
-        if not isinstance(message.get("name", ""), str):
-            raise UserError(f"{where}: the 'name' of message {number} must be a text")
-    return value
-
-
-def _check_pattern(expect: Any, where: str) -> None:
-    if not isinstance(expect, str):
-        raise UserError(f"{where}: expect must be a regular expression in a text")
-    try:
-        re.compile(expect)
-    except re.error as error:
-        raise UserError(f"{where}: expect is not a regular expression: {error}") from None
+def cases_digest(cases: Iterable[Case]) -> str:
+    """SHA-256 (hexadecimal) of all that the cases say."""
+    return list_digest(
+        compact([case.id, case.family, case.messages, case.max_tokens, case.expect]) for case in cases
+    )
 
 
 def list_digest(elements: Iterable[str]) -> str:
@@ -154,4 +130,71 @@ def list_digest(elements: Iterable[str]) -> str:
     return state.hexdigest()
 
 
-_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+class _Reading:
+    """One pass over a file, with what can only be said at its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._format: Format | None = None
+        self._format_line = 0
+        self._lines: dict[str, int] = {}  # of each id
+        self._families: Counter[str] = Counter()
+        self._later_turns = 0
+
+    @property
+    def format_name(self) -> str:
+        """What the file was read as."""
+        return self._format.name if self._format else "nothing"
+
+    def entries(self) -> Iterator[Entry | LeftOut]:
+        """Every line as a case, or why it is none."""
+        for number, value in objects(self.path):
+            try:
+                if isinstance(value, Refused):
+                    raise value
+                yield self._entry(value, number)
+            except Refused as refusal:
+                yield LeftOut(number, str(refusal))
+
+    def _entry(self, value: dict[str, Any], number: int) -> Entry:
+        current = self._format
+        if current is None or not accepts(current, value):
+            own = recognised(value)
+            if own is None:
+                raise Refused(f"is of no known format: its keys are {', '.join(sorted(value)[:6]) or 'none'}")
+            if current is not None:
+                raise Refused(f"has another format than line {self._format_line}: {own.name}, not {current.name}")
+            self._format, self._format_line = own, number
+            current = own
+        entry = current.entry(value, number)
+        earlier = self._lines.setdefault(entry.case.id, number)
+        if earlier != number:
+            raise Refused(f"has the id {entry.case.id!r}, which was used in line {earlier} already")
+        self._families[entry.case.family] += 1
+        self._later_turns += entry.later_turns
+        return entry
+
+    def notes(self) -> list[str]:
+        """Sentences for the user, once every line was read."""
+        notes = [] if self._format in (None, NATIVE) else [f"{self.path} is read as {self.format_name}"]
+        if default := self._families[DEFAULT_FAMILY]:
+            which = "every case" if default == self._families.total() else f"{default:,} of the cases"
+            notes.append(f"family of {which}: {DEFAULT_FAMILY!r}, which a line without a family gets")
+        if self._later_turns:
+            notes.append(
+                f"only the first turn of each question is sent; {count(self._later_turns, 'later turn')} would need "
+                "the model's own answers"
+            )
+        if len(self._families) > MANY_FAMILIES:
+            notes.append(f"{len(self._families)} families: results are told by family, so merge those that are alike")
+        if twins := self._twins():
+            notes.append(f"the ids {twins[0]!r} and {twins[1]!r} differ only in case, which is easily misread")
+        return notes
+
+    def _twins(self) -> tuple[str, str] | None:
+        folded: dict[str, str] = {}
+        for name in self._lines:
+            twin = folded.setdefault(name.casefold(), name)
+            if twin != name:
+                return twin, name
+        return None

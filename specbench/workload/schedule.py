@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from specbench.workload.inventory import Case, Inventory, list_digest
+from specbench.workload.case import Case
+from specbench.workload.inventory import Inventory, list_digest
 
 WARMUP_FAMILY = "warmup"
 _REPETITIVE_TOKENS = 32  # several proposals, verified: after the first nothing is left to compile

@@ -23,7 +23,7 @@ from specbench.client.load import ClosedLoop, LoadResult, Progress
 from specbench.client.request import RequestSettings
 from specbench.client.transport import StreamTransport
 from specbench.record.format import ClientHealth, Request
-from specbench.workload.inventory import Case
+from specbench.workload.case import Case
 from specbench.workload.schedule import Item
 
 DEAD = plain("500 Internal Server Error", b'{"error": {"message": "engine died"}}')

@@ -12,7 +12,7 @@ from support.vllm_standin import StandIn, record
 from specbench import UserError
 from specbench.client import service
 from specbench.record.format import Model, ServerIdentity
-from specbench.workload.inventory import Case
+from specbench.workload.case import Case
 
 T = TypeVar("T")
 

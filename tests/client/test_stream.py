@@ -34,7 +34,7 @@ from specbench.client.answer import Sample, events, read
 from specbench.client.connection import Arrival
 from specbench.client.request import Exchange, RequestSettings, send
 from specbench.client.transport import StreamTransport
-from specbench.workload.inventory import Case
+from specbench.workload.case import Case
 
 CASE = Case("copy-1", "copy", [{"role": "user", "content": "grüße"}], None, None)
 STREAMS = [

@@ -32,12 +32,12 @@ def write(path: Path, *lines: object) -> Path:
         (["[1, 2]"], "line 1 is not a JSON object"),
         (['{"id":' + "9" * 6000 + "}"], "line 1 is not a case"),
         ([{**GOOD, "family": " overall"}], "the family 'overall'"),
-        ([GOOD, GOOD], "the id 'a' was used in line 1 already"),
+        ([GOOD, GOOD], "line 2 has the id 'a', which was used in line 1 already"),
         ([{**GOOD, "prompt": "x"}], "unknown key 'prompt'"),
         ([{**GOOD, "id": ""}], "needs 'id'"),
         ([{**GOOD, "family": 3}], "needs 'family'"),
         ([{**GOOD, "messages": []}], "at least one message"),
-        ([{**GOOD, "messages": [{"role": "user", "content": " \n"}]}], "message 1 is empty"),
+        ([{**GOOD, "messages": [{"role": "user", "content": " \n"}]}], "needs the 'content' of message 1"),
         ([{**GOOD, "messages": [{"role": "robot", "content": "x"}]}], "needs a 'role'"),
         ([{**GOOD, "messages": [{"role": "user", "content": "x", "text": "y"}]}], "unknown key 'text'"),
         (['{"id":"a","family":"f","messages":[{"role":"user","content":"\\ud800"}]}'], "surrogate"),
@@ -55,7 +55,7 @@ def test_a_bad_prompts_file_is_one_sentence(tmp_path: Path, lines: list[object],
 
 
 def test_missing_bom_and_wrong_encoding(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--prompts"):
+    with pytest.raises(UserError, match="cannot read the prompts file"):
         read_inventory(tmp_path / "none.jsonl")
     marked = tmp_path / "bom.jsonl"
     marked.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ROOT
 
-from specbench.workload.inventory import Case, Inventory, read_inventory
+from specbench.workload.case import Case
+from specbench.workload.inventory import Inventory, read_inventory
 from specbench.workload.schedule import schedule, schedule_manifest, warmup
 
 
