@@ -4,7 +4,6 @@
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from specbench.comparison.verdict import verdict
 from specbench.record.format import ClientRecord
 from specbench.record.provenance import tool
 from specbench.words import some
+from specbench.workload.judging import judge_for
 
 FORMAT = 1
 DIVERGENCES = 1_000  # cases whose first divergence is kept, in inventory order: nobody reads more
@@ -324,10 +324,10 @@ def _throughput(pair: Pair) -> dict[str, float | None]:
 
 def _expect(pair: Pair) -> dict[str, Any] | None:
     """Pass rates of the cases that say what a right answer matches; the k-th deployments of both sides are paired."""
-    patterns = {number: re.compile(case.expect) for number, case in enumerate(pair.cases) if case.expect}
-    if not patterns:
+    judges = {number: judge for number, case in enumerate(pair.cases) if (judge := judge_for(case.expect))}
+    if not judges:
         return None
-    checked = [position for position, case in enumerate(pair.case.tolist()) if case in patterns]
+    checked = [position for position, case in enumerate(pair.case.tolist()) if case in judges]
     known: dict[tuple[int, int], bool] = {}
 
     def passed(side: Iterable[Run]) -> list[bool]:
@@ -336,7 +336,7 @@ def _expect(pair: Pair) -> dict[str, Any] | None:
             for position in checked:
                 key = int(pair.case[position]), int(run.output[position])
                 if key not in known:
-                    known[key] = patterns[key[0]].search(pair.outputs.text(key[1])) is not None
+                    known[key] = judges[key[0]](pair.outputs.text(key[1]))
                 flags.append(known[key])
         return flags
 

@@ -3,7 +3,6 @@
 Arrays run in schedule order: element j is the same (case, repeat) in every run that answered one schedule.
 """
 
-import re
 import sys
 from array import array
 from collections.abc import Sequence
@@ -19,6 +18,8 @@ from specbench import UserError
 from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
 from specbench.record.format import CaseRecord, LaunchRecord, Manifest, Request, Summary, moment
 from specbench.words import some
+from specbench.workload.case import Refused
+from specbench.workload.judging import check_expect
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -201,6 +202,6 @@ def _check_manifest(directory: Path, manifest: Manifest) -> None:
         raise UserError(f"{where}: the schedule is not its cases times its repeats; it was edited: run bench.py again")
     for case in cases:
         try:
-            re.compile(case.expect or "")
-        except re.error as error:
-            raise UserError(f"{where}: expect of case {case.id!r} is no regular expression: {error}") from None
+            check_expect("" if case.expect is None else case.expect)
+        except Refused as refusal:
+            raise UserError(f"{where}: case {case.id!r} {refusal}") from None

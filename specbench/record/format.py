@@ -75,7 +75,7 @@ class CaseRecord(msgspec.Struct):
     id: str
     family: str
     max_tokens: int | None
-    expect: str | None
+    expect: str | dict[str, Any] | None  # workload/judging.py says what each form means
     prompt_sha256: str
 
 

@@ -1,7 +1,6 @@
 """The summary of a run: what its requests amount to, computed as anyone could with jq."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from specbench.record.format import (
     Throughput,
     TokensPerChunk,
 )
+from specbench.workload.judging import judge_for
 
 # Fewest samples that hold one observation beyond the percentile.
 PERCENTILES = {50: 1, 90: 10, 95: 20, 99: 100}
@@ -59,7 +59,7 @@ def summarize(
 
     Args:
         directory: the result directory, with every request written.
-        manifest: its manifest, for the status, the schedule and the `expect` patterns.
+        manifest: its manifest, for the status, the schedule and what is expected of the answers.
         server: deltas between the two scrapes (service.deltas).
         client: the client's own health (load.LoadResult).
         warnings: sentences.
@@ -67,7 +67,7 @@ def summarize(
     outcomes: dict[str, int] = {}
     families: dict[str, _Samples] = {}
     overall = _Samples()
-    patterns = {case.id: re.compile(case.expect) for case in manifest.inventory.cases if case.expect}
+    judges = {case.id: judge for case in manifest.inventory.cases if (judge := judge_for(case.expect))}
     expect: dict[str, Checked] = {}
     window = _Window()
     warmup = measured = 0
@@ -82,10 +82,10 @@ def summarize(
             continue
         overall.add(request)
         families.setdefault(request.family, _Samples()).add(request)
-        if pattern := patterns.get(request.case):
+        if judge := judges.get(request.case):
             counts = expect.setdefault(request.case, Checked(0, 0))
             counts.checked += 1
-            counts.passed += pattern.search(request.text) is not None
+            counts.passed += judge(request.text)
     ordered = dict(sorted(families.items()))
     return Summary(
         format=FORMAT,

@@ -59,7 +59,7 @@ def judge_for(expect: Expect | None, *, allow_commands: bool = False) -> Judge |
 
     Equal answers are judged once. The function raises UserError where a command cannot be started.
     """
-    if expect is None or (needs_command(expect) and not allow_commands):
+    if not expect or (needs_command(expect) and not allow_commands):
         return None
     if isinstance(expect, str):
         pattern = re.compile(expect)
@@ -75,7 +75,8 @@ def judge_for(expect: Expect | None, *, allow_commands: bool = False) -> Judge |
 
 def _check_command(expect: dict[str, Any]) -> None:
     command, timeout_s = expect["command"], expect.get("timeout_s", TIMEOUT_S)
-    if not isinstance(command, list) or not command or not all(isinstance(word, str) and word for word in command):
+    texts = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    if not texts or not command or not command[0]:
         raise Refused("needs a list of texts as 'command' of its expect, the program first")
     if any("\0" in word for word in command):
         raise Refused("holds a NUL character in 'command' of its expect: remove it")

@@ -293,7 +293,7 @@ def test_a_manifest_of_another_shape_is_refused(tmp_path: Path, path: str, value
 
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
     sentence = refusal(tmp_path, base={"expect": {"copy-1": "("}}, candidate={"expect": {"copy-1": "("}})
-    assert "expect of case 'copy-1' is no regular expression" in sentence
+    assert "case 'copy-1' has an expect that is not a regular expression" in sentence
 
 
 @pytest.mark.parametrize(
