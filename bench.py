@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = None
     try:
         inventory = read_inventory(args.prompts)
+        for note in inventory.notes:
+            say(note)
         target = find_target(
             url=args.url, service_run=args.service_run, project=args.project, insecure_http=args.insecure_http
         )
@@ -69,8 +71,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--url", default=os.environ.get("SERVICE_URL"), help="server to measure (default SERVICE_URL)")
     parser.add_argument("--mode", choices=MODES, help="refuse a server of the other mode")
     parser.add_argument(
-        "--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"), help="JSON Lines file"
-    )
+        "--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"),
+        help="file of cases, in any format of docs/workloads.md (default prompts.jsonl)",
+    )  # fmt: skip
     parser.add_argument("--model", help="needed only when the server offers several")
     parser.add_argument("--max-tokens", type=_whole(1), default=128, help="for cases without their own (default 128)")
     parser.add_argument("--seed", type=_whole(0), default=0, help="of the schedule and the requests (default 0)")

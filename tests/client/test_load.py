@@ -307,7 +307,7 @@ CANCELLED = """
     from specbench.client.request import RequestSettings
     from specbench.client.transport import StreamTransport
     from specbench.record.directory import ResultDirectory
-    from specbench.workload.inventory import Case
+    from specbench.workload.case import Case
     from specbench.workload.schedule import Item
 
     case = Case("c", "f", [{{"role": "user", "content": "x"}}], None, None)
