@@ -77,6 +77,7 @@ class Agent:
         self.idle = False  # takes no run: they stay queued
         self.fail: str | None = None  # the reason with which the next runs fail to start
         self.started: list[str] = []
+        self._lock = threading.Lock()  # held for one round of work
         self._running: dict[str, _Running] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -101,20 +102,48 @@ class Agent:
                     self.step()
 
     def step(self) -> None:
-        """One round of work."""
-        state = self._http.get("/api/v1/orgs/default/agents/state").raise_for_status().json()["state"]
-        for instance, _, _, content, _ in state["queued"]:
-            self._start(instance, json.loads(content))
-        for instance, *_ in state["stopping"]:
-            self._end(_uuid(instance))
-            self._report(instance, "stopped", "the process is gone")
-        for instance, *_ in state.get("deleting", []):
-            self._end(_uuid(instance))
-        for uuid, running in list(self._running.items()):
-            if self._http.get(_path(running.instance)).status_code == 404:
+        """One round of work: start what is queued, end what is stopped or deleted, restart what died."""
+        with self._lock:
+            state = self._state()
+            for instance, _, _, content, _ in state["queued"]:
+                self._start(instance, json.loads(content))
+            for instance, *_ in state["stopping"]:
+                self._end(_uuid(instance))
+                self._report(instance, "stopped", "the process is gone")
+            for uuid, running in list(self._running.items()):
+                if self._is_deleted(running.instance):
+                    self._end(uuid)
+                elif running.process.poll() is not None:
+                    running.start()
+
+    def clear(self) -> None:
+        """End every run, also those that are queued: what one test leaves is nothing to the next."""
+        with self._lock:
+            state = self._state()
+            for instance, *_ in [*state["queued"], *state["stopping"]]:
+                self._report(instance, "stopped", "the test is over")
+            for uuid, running in list(self._running.items()):
                 self._end(uuid)
-            elif running.process.poll() is not None:
-                running.start()
+                self._report(running.instance, "stopped", "the test is over")
+            self.services.clear()
+            self.started.clear()
+
+    def _state(self) -> dict[str, Any]:
+        """What the API wants done. The sandbox now and then answers with its web page, or with 405."""
+        for _ in range(5):
+            with contextlib.suppress(httpx.HTTPStatusError, ValueError):
+                answer = self._http.get("/api/v1/orgs/default/agents/state").raise_for_status()
+                return dict(answer.json()["state"])
+        raise ValueError("the sandbox does not say what is to be done")
+
+    def _is_deleted(self, instance: str) -> bool:
+        """Whether somebody deleted the run.
+
+        The state names a deleted run once, to whoever asks first, and the sandbox has a thread that asks every two
+        seconds and keeps the answer: so the state's list is not used. The run itself can be read until its row is
+        gone, a day later; its statuses can not.
+        """
+        return self._http.get(f"{_path(instance)}/statuses").status_code == 404
 
     def _start(self, instance: str, content: dict[str, Any]) -> None:
         uuid, container = _uuid(instance), content["run"]["container"]

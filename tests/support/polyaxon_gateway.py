@@ -11,6 +11,7 @@ prefixes pass the whole path; the read timeout ends a silent response. Everythin
 import asyncio
 import re
 import threading
+import time
 from typing import Any
 
 import aiohttp
@@ -30,6 +31,7 @@ class Gateway:
         self.token = token  # what `services*` and the API want; None: any, as the sandbox does
         self.services: dict[str, str] = {}  # run UUID -> base URL of the process behind it
         self.api_status: int | None = None  # answer the API's calls with this instead
+        self.api_refusals = 0  # how many it answered so
         self.drop_uploads = False  # accept them and keep nothing
         self.read_timeout_s: float = 650.0
         self.api_calls: list[str] = []
@@ -40,6 +42,17 @@ class Gateway:
     @property
     def host(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def go_away(self, status: int = 503) -> None:
+        """Answer the API's calls with `status` until two were answered so."""
+        self.api_refusals, self.api_status = 0, status
+
+        def come_back() -> None:
+            while self.api_refusals < 2 and self.api_status is not None:
+                time.sleep(0.05)
+            self.api_status = None
+
+        threading.Thread(target=come_back, daemon=True).start()
 
     def service_url(self, uuid: str, prefix: str = "rewrite-services") -> str:
         return f"{self.host}/{prefix}/v1/polyaxon/default/bench/runs/{uuid}/8000/"
@@ -78,6 +91,7 @@ class Gateway:
         if service is None:
             self.api_calls.append(f"{request.method} {request.path}")
             if self.api_status is not None:
+                self.api_refusals += 1
                 return web.json_response({"detail": "stub"}, status=self.api_status)
             if self.api is None:
                 raise web.HTTPNotFound
@@ -122,7 +136,9 @@ class Gateway:
         except aiohttp.ClientError:
             return self._cut(request, started, web.HTTPBadGateway())
 
-    def _cut(self, request: web.Request, started: web.StreamResponse | None, otherwise: web.HTTPException) -> Any:
+    def _cut(
+        self, request: web.Request, started: web.StreamResponse | None, otherwise: web.HTTPException
+    ) -> web.StreamResponse:
         """nginx's way out: an error page before the first byte, a closed connection after it."""
         if started is None:
             raise otherwise

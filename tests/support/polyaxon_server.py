@@ -21,7 +21,7 @@ import httpx
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # also run by itself
 
-from support import ROOT  # noqa: E402
+from support import HANG_S, ROOT  # noqa: E402
 from support.polyaxon_agent import Agent  # noqa: E402
 from support.polyaxon_gateway import Gateway  # noqa: E402
 
@@ -79,7 +79,7 @@ def cluster(command: Path, folder: Path) -> Iterator[Cluster]:
 
 
 def _wait_for_api(process: "subprocess.Popen[bytes]", api: str, log: Path) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG_S
     with httpx.Client(trust_env=False) as client:
         while process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(httpx.HTTPError):
