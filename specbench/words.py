@@ -23,11 +23,11 @@ def some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def ratio(value: float | None) -> str:
+def ratio(value: float | None, digits: int = 3) -> str:
     """A ratio, or another number of that size: 0.714, 12.3; – where there is none."""
     if value is None:
         return "–"
-    return f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+    return f"{value:.{digits}f}" if value < 10 else f"{value:,.1f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -37,3 +37,8 @@ def duration(seconds: float | None) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:#.3g} ms".replace(". ", " ")
     return f"{seconds:#.3g} s".replace(". ", " ") if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def roughly(seconds: float) -> str:
+    """How long something will take, in whole seconds or minutes: 40 s, 12 min."""
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

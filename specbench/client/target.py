@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from specbench import UserError
-from specbench.polyaxon import polyaxon_run as polyaxon_service
+from specbench.polyaxon import service as polyaxon_service
+from specbench.polyaxon.api import NoAccess, ServiceRun
 from specbench.record.format import MODES, Mode
 
 _RUN_IN_PATH = re.compile(r"/runs/([^/]+)(?:/|$)")
@@ -30,7 +31,7 @@ class Target:
 
     url: str
     token: str | None = field(repr=False)
-    run: polyaxon_service.ServiceRun | None
+    run: ServiceRun | None
     warnings: list[str]
 
     @property
@@ -61,7 +62,7 @@ def find_target(*, url: str | None, service_run: str | None, project: str | None
             run = polyaxon_service.find_service(service_run, project, url=url, insecure_http=insecure_http)
             if not url or url.startswith(run.url.rstrip("/")):
                 token = token or run.token  # the CLI's own token goes to no other address than the run's
-        except polyaxon_service.NoAccess as error:
+        except NoAccess as error:
             if not url:
                 raise
             warnings.append(f"the run's inputs are not verified: {error}")

@@ -18,7 +18,7 @@ from support import ROOT
 
 import launch_vllm
 from launch_vllm import ServerRecord, WorkerRecord
-from specbench.polyaxon.polyaxon_run import SERVED_FILES
+from specbench.deploy.polyaxon_target import SERVED_FILES
 from specbench.redaction import REDACTED, redacted
 
 LAUNCHER = ROOT / "launch_vllm.py"

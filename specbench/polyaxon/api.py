@@ -1,4 +1,4 @@
-"""A Polyaxon run: find the service behind it, deploy one, stop it and show that it is gone.
+"""The runs of one Polyaxon project: read, create, wait for and stop them.
 
 polyaxon is imported where it is used, so that everything else runs where it is not installed. Three rules hold here:
 every wait has a deadline of its own (the client's waits have none), an API that is away for a while is asked again
@@ -9,20 +9,16 @@ included, when a call fails: its logger is switched off).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
-import shutil
-import subprocess
 import time
-import uuid as uuids
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from specbench import UserError
+from specbench.polyaxon.pods import pods_command
 from specbench.tls import tls_context
 from specbench.words import printable
 
@@ -31,14 +27,9 @@ Say = Callable[[str], None]
 
 DONE = frozenset({"failed", "upstream_failed", "stopped", "skipped", "succeeded"})
 HANDED_OVER = frozenset({"scheduled", "starting", "running", "processing", "warning", "unschedulable", "unknown"})
-# All that service.yaml runs, as paths below its folder: launch_vllm.py and what it imports. The image holds the rest.
-SERVED_FILES = ("launch_vllm.py", "specbench/__init__.py", "specbench/redaction.py", "specbench/words.py")
 UPLOADS = "uploads"  # where `polyaxon run -u` puts files, and the working directory of service.yaml
 POLL_S = 1.0
 CALL_TIMEOUT_S = 60.0
-
-# {host}/{prefix}/v1/{namespace}/{owner}/{project}/runs/{uuid}/{port}/
-_RUN_PATH = re.compile(r"/v1/[^/]+/(?P<owner>[^/]+)/(?P<project>[^/]+)/runs/(?P<uuid>[0-9a-fA-F-]{32,36})(?:/|$)")
 
 
 class NoAccess(UserError):
@@ -47,15 +38,6 @@ class NoAccess(UserError):
 
 class RunMissing(UserError):
     """The API has no such run in this project: deleted, of another project, or mistyped."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunAddress:
-    """Whose run a service URL leads to."""
-
-    owner: str
-    project: str
-    uuid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,89 +62,7 @@ class ServiceRun:
         return f"run {self.uuid} of {self.owner}/{self.project}"
 
 
-def address_in(url: str) -> RunAddress | None:
-    """The run that a service URL names, or None when it is not a Polyaxon URL."""
-    found = _RUN_PATH.search(urlsplit(url).path)
-    return RunAddress(found["owner"], found["project"], _uuid(found["uuid"])) if found else None
-
-
-def find_service(
-    service_run: str,
-    project: str | None = None,
-    owner: str | None = None,
-    url: str | None = None,
-    insecure_http: bool = False,
-) -> ServiceRun:
-    """The service of run `service_run`, ready to be asked; `project` may be OWNER/PROJECT as in the CLI.
-
-    Owner and project come from `url` where the flags do not give them.
-
-    Raises:
-      NoAccess: the API cannot be asked; with a URL at hand the caller may go on, "not verified".
-      UserError: the run is not one to measure: unknown, of another project, not a service, or over.
-    """
-    known = address_in(url) if url else None
-    if known and "/" not in (project or ""):
-        owner, project = owner or known.owner, project or known.project
-    if project is None:
-        raise UserError("--service-run needs -p PROJECT (or OWNER/PROJECT), or a service URL that names them")
-    runs = Runs(project, owner, insecure_http=insecure_http, patience_s=0.0)
-    if known and (known.owner, known.project) != (runs.owner, runs.project):
-        raise UserError(
-            f"the URL leads to {known.owner}/{known.project}, -p says {runs.owner}/{runs.project}: "
-            "drop --url (and SERVICE_URL) or correct -p"
-        )
-    service = runs.service(_uuid(service_run))
-    if service.status in DONE or service.status == "stopping":
-        because = _because(runs.read(service.uuid)[1])
-        raise UserError(f"{service} is {service.status}{because}: start a new one, and pass its UUID to --service-run")
-    return service
-
-
-def last_word(service: ServiceRun) -> str:
-    """What Polyaxon has on a service that does not get ready: its last conditions and log lines, indented."""
-    runs = Runs(service.project, service.owner, insecure_http=True, patience_s=0.0)  # find_service has let it pass
-    return runs.last_word(service.uuid)
-
-
-def contradiction(service: ServiceRun, mode: str | None, record: Mapping[str, Any] | None) -> str | None:
-    """The first way in which the run's inputs disagree with --mode or with what the server says of itself.
-
-    Args:
-      mode: what --mode says, None when it was not given.
-      record: the server's own record (GET /server-record), None when it has none.
-    """
-    if mode and service.mode and service.mode != mode:
-        return f"--mode says {mode}, the inputs of {service} say {service.mode}: correct --mode or --service-run"
-    if record is None:
-        return None
-    if record.get("service_run") not in (None, service.uuid):
-        return f"--service-run is {service.uuid}, the server at its URL says it is run {record['service_run']}"
-    for name, here, there in _shared_settings(service, record):
-        if here != there:
-            return f"{name}: the inputs of {service} say {here}, the server says {there}: redeploy it from service.yaml"
-    return None
-
-
-def _shared_settings(service: ServiceRun, record: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, by the run's inputs, by the server) of every setting that both state."""
-    inputs = service.inputs
-    if service.mode and record.get("mode"):
-        yield "mode", service.mode, record["mode"]
-    if "prefix_caching" in inputs and record.get("prefix_caching") is not None:
-        yield "prefix caching", _on_off(inputs["prefix_caching"]), _on_off(record["prefix_caching"])
-    # The embedded engine has one match length and one draft length of its own, whatever the inputs ask for.
-    speculative = (record.get("speculative_config") or {}) if record.get("engine") == "vllm" else {}
-    for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
-        if name in inputs and name in speculative:
-            yield name, int(inputs[name]), int(speculative[name])
-
-
-def _on_off(value: Any) -> str:
-    return "on" if str(value).lower() in ("on", "true", "1", "yes") else "off"
-
-
-class Runs:
+class RunApi:
     """The runs of one project. Nothing is asked of the API before the first call that needs it.
 
     Args:
@@ -239,13 +139,13 @@ class Runs:
     def last_word(self, uuid: str, lines: int = 15) -> str:
         """What the run last said of itself: its conditions, and the end of its logs where the API has them."""
         try:
-            said = [f"  {_condition(one)}" for one in self.read(uuid)[1][-6:]]
+            words = [f"  {_condition(one)}" for one in self.read(uuid)[1][-6:]]
         except UserError as error:
             return f"  ({error})"
         with contextlib.suppress(Exception):  # asked once: this only illustrates an error, and logs are often not kept
             logs = self._run(uuid).get_logs().logs or []
-            said += [f"  | {printable(str(one.value).rstrip())}" for one in logs[-lines:]]
-        return "\n".join(said)
+            words += [f"  | {printable(str(one.value).rstrip())}" for one in logs[-lines:]]
+        return "\n".join(words)
 
     # Deploying
 
@@ -303,8 +203,8 @@ class Runs:
             if status == "running":
                 return
             if status in DONE or status == "stopping":
-                because = _because(conditions)
-                raise UserError(f"run {uuid} ended as {status}{because}; it said last:\n{self.last_word(uuid)}")
+                reason = because(conditions)
+                raise UserError(f"run {uuid} ended as {status}{reason}; it said last:\n{self.last_word(uuid)}")
             if run.pending == "approval":
                 if approve:
                     self.release(uuid)
@@ -384,7 +284,7 @@ class Runs:
                 client=self._api, is_offline=False, no_op=False, manual_exceptions_handling=True,
             )  # fmt: skip
         except PolyaxonException as error:
-            raise UserError(f"-p {project!r} --owner {owner!r} name no project: {_first_line(error)}") from None
+            raise UserError(f"-p {project!r} --owner {owner!r} name no project: {first_line(error)}") from None
 
     def _ask(self, what: str, call: Callable[[], T], uuid: str | None = None) -> T:
         """`call()`, again while the API is away and patience lasts; every other failure becomes a UserError."""
@@ -402,7 +302,7 @@ class Runs:
                     self._refuse(what, cause, uuid)
                 if time.monotonic() - begin > self._patience_s:
                     raise NoAccess(
-                        f"could not {what}: {self.host} does not answer ({_first_line(cause)}): check POLYAXON_HOST "
+                        f"could not {what}: {self.host} does not answer ({first_line(cause)}): check POLYAXON_HOST "
                         "(`polyaxon config show`) and the network"
                     ) from None
                 if not away:
@@ -432,7 +332,7 @@ class Runs:
         if status == 404:
             create = f"polyaxon project create --name {place}"
             raise UserError(f"there is no project {place}: create it with `{create}`, or correct -p")
-        raise UserError(f"could not {what} in {place}: {_first_line(error)}")
+        raise UserError(f"could not {what} in {place}: {first_line(error)}")
 
 
 def _client(insecure_http: bool) -> Any:
@@ -446,49 +346,13 @@ def _client(insecure_http: bool) -> Any:
     logger.disabled = True
     settings.LONG_REQUEST_TIMEOUT = CALL_TIMEOUT_S  # an upload would wait an hour for its answer
     client = PolyaxonClient(token=os.environ.get("POLYAXON_TOKEN") or None)
-    at = urlsplit(client.config.host)
-    if at.scheme not in ("http", "https"):
+    address = urlsplit(client.config.host)
+    if address.scheme not in ("http", "https"):
         raise UserError(f"POLYAXON_HOST {client.config.host!r} has no scheme: write https://{client.config.host}")
-    here = at.hostname in ("localhost", "127.0.0.1", "::1")
-    if at.scheme == "http" and client.config.token and not here and not insecure_http:
+    here = address.hostname in ("localhost", "127.0.0.1", "::1")
+    if address.scheme == "http" and client.config.token and not here and not insecure_http:
         raise UserError(f"{client.config.host} would get the token in the clear: use https, or pass --insecure-http")
     return client
-
-
-def params_in(options: Sequence[str]) -> dict[str, str]:
-    """The params of `-P NAME=VALUE …`, as `polyaxon run` takes them."""
-    params = {}
-    for flag, value in itertools.zip_longest(options[::2], options[1::2]):
-        name, equals, text = str(value).partition("=")
-        if flag != "-P" or not equals:
-            raise UserError(f"options after -- must be -P NAME=VALUE for polyaxon, got {' '.join(options)}")
-        params[name] = text
-    return params
-
-
-# What is left after a stop
-
-
-def pods_command(uuid: str, namespace: str | None) -> str:
-    """The kubectl line that shows a run's pods, in every namespace where its own is not known."""
-    where = f"-n {namespace}" if namespace else "-A"
-    return f"kubectl get pods {where} -l app.kubernetes.io/instance={uuid} -o name"
-
-
-def pods(uuid: str, namespace: str | None) -> list[str] | str:
-    """Names of the run's pods, or the reason why kubectl cannot tell."""
-    if shutil.which("kubectl") is None:
-        return "kubectl is not installed here"
-    try:
-        done = subprocess.run(
-            [*pods_command(uuid, namespace).split(), "--request-timeout=10s"],
-            check=False, capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "kubectl did not answer within 30 s"
-    if done.returncode:
-        return f"kubectl: {printable((done.stderr.strip().splitlines() or ['no message'])[-1])}"
-    return done.stdout.split()
 
 
 def instead_of_health(url: str, token: str | None) -> str | None:
@@ -501,157 +365,6 @@ def instead_of_health(url: str, token: str | None) -> str | None:
     except httpx.HTTPError as error:
         return type(error).__name__
     return None if status == 200 else f"HTTP {status}"
-
-
-# One service at a time, for experiment.py
-
-
-class PolyaxonTarget:
-    """Deployments of service.yaml as runs, one after the other (the Target of experiment.py).
-
-    Everything it must know to stop a run stands in the deployment: `run` holds its name, written before the run
-    exists, its UUID, project and namespace, and the pods that kubectl showed.
-
-    Args:
-      component: service.yaml; SERVED_FILES lie beside it.
-      experiment: its id, the first part of every run's name.
-      params: inputs of the component beside mode, the same in every deployment.
-    """
-
-    approval_s = 86_400.0
-    stop_s = 600.0
-    gone_s = 120.0
-
-    def __init__(
-        self, runs: Runs, component: Path, experiment: str, *,
-        params: Mapping[str, str], queue: str | None, approve: bool, startup_s: float,
-    ) -> None:  # fmt: skip
-        self.runs, self.component, self.experiment = runs, component, experiment
-        self.params, self.queue, self.approve, self.startup_s = dict(params), queue, approve, startup_s
-
-    def check(self) -> None:
-        """Raise UserError unless the component takes the params, and runs can be created in the project."""
-        if "mode" in self.params:
-            raise UserError("-P mode=… is set by experiment.py itself: leave it out, --order says the modes")
-        for mode in ("baseline", "ngram"):
-            self._content(mode)
-        self.runs.check()
-
-    def memory(self) -> dict[str, int] | None:
-        return None  # the GPU is the cluster's
-
-    def start(self, deployment: dict[str, Any], save: Callable[[], None]) -> None:
-        """Create the run and upload what it serves with; its name is saved before it exists."""
-        content = self._content(deployment["mode"])
-        project = f"{self.runs.owner}/{self.runs.project}"
-        name = f"specbench-{self.experiment}-{deployment['name']}"
-        run = deployment["run"] = {"name": name, "uuid": None, "project": project, "namespace": None, "pods": None}
-        save()
-        run["uuid"] = self.runs.create(name, content)
-        save()
-        run["namespace"] = self.runs.service(run["uuid"]).namespace
-        for name in SERVED_FILES:
-            self.runs.upload(run["uuid"], self.component.parent, name)
-        self.runs.release(run["uuid"])
-
-    def wait_ready(self, deployment: dict[str, Any]) -> str:
-        """Wait for approval, for the agent, for the server; the service's URL."""
-        run = deployment["run"]
-        self.runs.wait_running(run["uuid"], approve=self.approve, approval_s=self.approval_s, startup_s=self.startup_s)
-        service = self.runs.service(run["uuid"])
-        self.runs.wait_healthy(service, self.startup_s)
-        run["pods"] = pods(service.uuid, service.namespace)
-        return service.url
-
-    def bench_options(self, deployment: dict[str, Any]) -> list[str]:
-        """bench.py looks the run up again; an API that is away at that moment is waited for here."""
-        run = deployment["run"]
-        with contextlib.suppress(RunMissing):  # bench.py will fail, and `died` say why
-            self.runs.read(run["uuid"])
-        insecure = ["--insecure-http"] if self.runs.insecure_http else []
-        return ["--service-run", run["uuid"], "--project", run["project"], *insecure]
-
-    def died(self, deployment: dict[str, Any]) -> str | None:
-        """Why the service no longer serves, None while it does."""
-        try:
-            run, conditions = self.runs.read(deployment["run"]["uuid"])
-        except RunMissing:
-            return "its run was deleted"
-        instead = instead_of_health(deployment["url"], self.runs.token)
-        if instead is None and str(run.status) not in DONE:
-            return None
-        return f"its /health gives {instead or 'HTTP 200'}; its run is {run.status}{_because(conditions)}"
-
-    def stop(self, deployment: dict[str, Any]) -> None:
-        """Stop the run; after a crash it is found by its name, also when its UUID was never written down."""
-        run = deployment.get("run")
-        if run is None:
-            return
-        known = [run["uuid"]] if run["uuid"] else []
-        for uuid in dict.fromkeys([*known, *self.runs.unfinished(run["name"])]):
-            run["uuid"], run["status"] = uuid, self.runs.stop(uuid, self.stop_s)
-
-    def prove_free(self, deployment: dict[str, Any]) -> dict[str, list[str]]:
-        """Evidence that a stopped run holds no GPU any more, and what stays unproven.
-
-        `stopped` can precede the pod's end: the pods are the evidence, the dead URL is a weaker one. A kubectl that
-        did not show the pods while the run was up proves nothing when it shows none now.
-
-        Raises:
-          UserError: the URL still answers, or a pod is still there, after `gone_s`.
-        """
-        run, url = deployment.get("run") or {}, deployment["url"]
-        if run.get("uuid") is None:
-            return {"proven": ["no run was created"], "not_proven": []}
-        uuid, line = run["uuid"], pods_command(run["uuid"], run["namespace"])
-        end = time.monotonic() + self.gone_s
-        while True:
-            instead = instead_of_health(url, self.runs.token) if url else "no answer: it was never ready"
-            left = pods(uuid, run["namespace"])
-            if instead and (isinstance(left, str) or not left):
-                break
-            if time.monotonic() > end:
-                held = f"{' '.join(left)} is still there" if instead else "its URL still answers"
-                raise UserError(
-                    f"run {uuid} is {run['status']}, and {self.gone_s:.0f} s later {held}: the GPU is not free; "
-                    f"see `{line}`, then --resume"
-                )
-            time.sleep(POLL_S)
-        proven = [f"run {uuid} is {run['status']}"]
-        not_proven: list[str] = []
-        # Only the gateway's own word tells that nothing is behind the URL; a gateway that is away tells nothing.
-        says = proven if instead.startswith("HTTP 5") or instead == "HTTP 404" else not_proven
-        says.append(f"its URL is dead ({instead})")
-        if isinstance(left, str) or not isinstance(run["pods"], list) or not run["pods"]:
-            why = left if isinstance(left, str) else "kubectl showed none while it ran: perhaps another cluster"
-            not_proven.append(f"its pod is gone ({why}): look with `{line}`")
-        else:
-            proven.append(f"its pod is gone: `{line}` shows none")
-        return {"proven": proven, "not_proven": not_proven}
-
-    def _content(self, mode: str) -> Any:
-        from polyaxon.exceptions import PolyaxonException
-        from polyaxon.polyaxonfile import check_polyaxonfile
-
-        try:
-            return check_polyaxonfile(
-                polyaxonfile=str(self.component), params={"mode": mode, **self.params}, queue=self.queue,
-                strict_params=True, is_cli=False, verbose=False,
-            )  # fmt: skip
-        except PolyaxonException as error:
-            raise UserError(
-                f"{self.component.name} with -P mode={mode}: {_first_line(error.__cause__ or error)}"
-            ) from None
-
-
-# Small things
-
-
-def _uuid(text: str) -> str:
-    try:
-        return uuids.UUID(text).hex
-    except ValueError:
-        raise UserError(f"--service-run {text!r} is not the UUID of a run (polyaxon ops ls shows them)") from None
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -670,7 +383,7 @@ def _condition(one: Any) -> str:
     return printable(f"{one.type}{reason}{message}")
 
 
-def _because(conditions: list[Any]) -> str:
+def because(conditions: list[Any]) -> str:
     """What the last condition gives as its reason, in brackets, or nothing."""
     if not conditions:
         return ""
@@ -678,7 +391,7 @@ def _because(conditions: list[Any]) -> str:
     return printable(" (" + ": ".join(part for part in (last.reason, last.message) if part) + ")")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     status, reason = getattr(error, "status", None), getattr(error, "reason", None)
     if status is not None:
         return printable(f"HTTP {status} {reason or ''}".strip())

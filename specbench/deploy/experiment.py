@@ -1,0 +1,295 @@
+"""The experiment: deploy, measure each load, stop, prove the device free, the next one; then compare.
+
+Every step is on disk before the next begins, so that after a crash, a signal or a reboot a later call ends what was
+left running, keeps every finished result directory and goes on; at most the directory in progress is lost.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from specbench import UserError
+from specbench.deploy.processes import end_process, machine_boot, start_process, wait_until
+from specbench.deploy.state import (
+    MODES,
+    PROMPTS,
+    Comparison,
+    Deployment,
+    Device,
+    Measurement,
+    Memory,
+    State,
+    write_state,
+)
+from specbench.deploy.targets import ROOT, Target
+from specbench.record.directory import read_manifest, read_summary
+from specbench.record.format import MANIFEST, SUMMARY
+from specbench.record.provenance import now
+from specbench.words import count, roughly
+
+BENCH_GRACE_S = 20.0  # bench.py writes its files after SIGTERM
+DEATH_PATIENCE_S = 20.0  # vLLM's server outlives its dead engine by some seconds
+
+
+class Experiment:
+    """The state on disk and the steps that change it.
+
+    Args:
+      folder: OUT, which holds the prompts.
+    """
+
+    def __init__(self, folder: Path, state: State, target: Target) -> None:
+        self.folder = folder
+        self.state = state
+        self.target = target
+        self.settings = state.settings
+
+    def save(self) -> None:
+        write_state(self.folder, self.state)
+
+    def run(self) -> None:
+        """Everything that is not done yet. Raises UserError with the sentence that says why it cannot go on."""
+        state = self.state
+        try:
+            state.status, state.stopped, state.ended = "running", None, None
+            self.save()
+            self.note_device()
+            self.end_leftovers()
+            for index in range(1, len(self.settings.order) + 1):
+                self.fill(index)
+            for load in self.settings.concurrency:
+                self.compare(load)
+            state.status = "complete"
+        except UserError as error:
+            state.status, state.stopped = "stopped", str(error)
+            raise
+        except KeyboardInterrupt:
+            state.status, state.stopped = "interrupted", "interrupted by a signal"
+            self.end_all()  # the signal may have cut short the ending of a deployment; later ones are ignored
+            raise
+        finally:
+            state.ended = now()
+            self.save()
+
+    def note_device(self) -> None:
+        """What proofs are held against: GPU memory before the first deployment since this machine booted."""
+        if self.state.device.boot != machine_boot():
+            self.state.device = Device(machine_boot(), self.target.memory())
+
+    def end_leftovers(self) -> None:
+        """End what an earlier call may have left running, prove it gone, settle what was in progress."""
+        self.end_all()
+        for deployment in self.state.deployments:
+            if deployment.proof is None:
+                if deployment.status in ("starting", "ready"):
+                    deployment.status = "interrupted"
+                self.prove(deployment)
+
+    def end_all(self) -> None:
+        """End whatever may still run of comparisons and of deployments not proven gone; twice does no harm."""
+        for comparison in self.state.comparisons.values():
+            end_process(comparison.process, grace_s=0)
+        for deployment in self.state.deployments:
+            if deployment.proof is None:
+                self.end(deployment)
+
+    # ---- one place in the order
+
+    def missing(self, index: int) -> list[int]:
+        """The loads that have no result directory yet at one place in the order."""
+        return [load for load in self.settings.concurrency if self.state.directory(index, load) is None]
+
+    def fill(self, index: int) -> None:
+        """Deploy until every load of one place in the order has its directory."""
+        for attempt in (1, 2):
+            missing = self.missing(index)
+            if not missing:
+                return
+            death = self.deploy(index, missing)
+            if death and attempt == 2:
+                raise UserError(f"the server of deployment {index} died twice under load; the last time {death}")
+            if death:
+                print(f"the server died: {death}\nonce more under a new name; the first one's files stay", flush=True)
+
+    def deploy(self, index: int, loads: list[int]) -> str | None:
+        """One server from start to proof. Returns how it died under load, None when it did not."""
+        deployment = self.new_deployment(index)
+        death = None
+        try:
+            began = time.monotonic()
+            self.target.start(deployment, self.save)
+            self.say(deployment, "starting" + (f", log {self.folder / deployment.log}" if deployment.log else ""))
+            deployment.url = self.target.wait_ready(deployment)
+            deployment.status, deployment.ready_s = "ready", round(time.monotonic() - began, 1)
+            deployment.gpu_memory_mib.ready = self.target.memory()
+            self.save()
+            self.say(deployment, f"healthy after {deployment.ready_s:g} s")
+            for load in loads:
+                death = self.bench(deployment, load)
+                if death:
+                    break
+            deployment.status = "died" if death else "done"
+        except KeyboardInterrupt:
+            deployment.status = "interrupted"
+            raise
+        except UserError:
+            deployment.status = "failed"
+            raise
+        finally:
+            self.end(deployment)
+        self.prove(deployment)
+        return death
+
+    def new_deployment(self, index: int) -> Deployment:
+        """A deployment for one place in the order, in the state under a name of its own."""
+        mode = MODES[self.settings.order[index - 1]]
+        attempts = sum(deployment.index == index for deployment in self.state.deployments)
+        name = f"{index:02d}-{mode}" + (f"-{attempts + 1}" if attempts else "")
+        memory = Memory(free=self.state.device.gpu_memory_mib or None, before=self.target.memory())
+        deployment = Deployment(
+            index=index, name=name, mode=mode, status="starting", started=now(), gpu_memory_mib=memory
+        )
+        self.state.deployments.append(deployment)
+        return deployment
+
+    def bench(self, deployment: Deployment, load: int) -> str | None:
+        """One result directory. Returns how the server died, None when it did not."""
+        measurement = Measurement(directory=f"{deployment.name}-c{load}", status="running")
+        deployment.loads[load] = measurement
+        self.say(deployment, f"{count(load, 'user')}, {self.time_left()}")
+        began = time.monotonic()
+        command = self.bench_command(deployment, load)
+        measurement.exit_code = start_process(command, measurement, self.save, cwd=self.folder).wait()
+        measurement.seconds = round(time.monotonic() - began, 1)
+        settle(measurement, self.folder)
+        if measurement.status == "done" and deployment.compile_cache is None:
+            deployment.compile_cache = _compile_cache(self.folder / measurement.directory)
+        self.save()
+        return self.death(deployment, measurement)
+
+    def bench_command(self, deployment: Deployment, load: int) -> list[str]:
+        command = [sys.executable, str(ROOT / "bench.py"), "--url", str(deployment.url), "--mode", deployment.mode]
+        command += ["--concurrency", str(load), "--repeats", str(self.settings.repeats), "--prompts", PROMPTS]
+        command += ["--max-tokens", str(self.settings.max_tokens)]
+        return [*command, "--out", deployment.loads[load].directory, *self.target.bench_options(deployment)]
+
+    def death(self, deployment: Deployment, measurement: Measurement) -> str | None:
+        """How the server died under a measurement that ended, None when it serves; UserError when bench.py failed."""
+        died: list[str | None] = [None]
+
+        def has_died() -> bool:
+            died[0] = self.target.died(deployment)
+            return died[0] is not None
+
+        # A dead engine's API server still answers for some seconds.
+        wait_until(has_died, 0 if measurement.status == "done" else DEATH_PATIENCE_S)
+        if died[0] is not None:
+            return died[0]
+        name = measurement.directory
+        if _was_aborted(self.folder / name):
+            return f"while bench.py wrote {name}, whose manifest.json says why"
+        if measurement.status != "done":
+            raise UserError(
+                f"bench.py ended with exit code {measurement.exit_code} on {name}: it says why above; "
+                "--resume measures it again"
+            )
+        return None
+
+    def end(self, deployment: Deployment) -> None:
+        """End a deployment's processes, the client before the server, so that no stream is open."""
+        for measurement in deployment.loads.values():
+            if measurement.status == "running":
+                end_process(measurement.process, BENCH_GRACE_S)
+                settle(measurement, self.folder)
+        self.target.stop(deployment)
+        self.save()
+
+    def prove(self, deployment: Deployment) -> None:
+        """Prove the device free and keep what was proven; the next deployment starts only after this."""
+        deployment.proof = self.target.prove_free(deployment)
+        deployment.gpu_memory_mib.after = self.target.memory()
+        self.save()
+        unproven = [f"not proven: {sentence}" for sentence in deployment.proof.not_proven]
+        self.say(deployment, "; ".join(["stopped", *deployment.proof.proven, *unproven]))
+
+    # ---- comparing
+
+    def compare(self, load: int) -> None:
+        """compare.py over every deployment at one load. That it finds differences is a result, not a failure."""
+        stem = f"compare-c{load}"
+        json, markdown, text = f"{stem}.json", f"{stem}.md", f"{stem}.txt"
+        for name in (json, markdown, text):
+            (self.folder / name).unlink(missing_ok=True)
+        comparison = Comparison(json=json, markdown=markdown, text=text, pairs=self.pairs(load))
+        self.state.comparisons[load] = comparison
+        first, *others = comparison.pairs
+        command = [sys.executable, str(ROOT / "compare.py"), *first]
+        for pair in others:
+            command += ["--and", *pair]
+        # Under load a baseline differs from itself; outputs that differ no more than that do not end the comparison.
+        command += ["--accept-floor", "--json", json, "--markdown", markdown]
+        log = self.folder / text
+        try:
+            comparison.exit_code = start_process(command, comparison, self.save, log=log, cwd=self.folder).wait()
+        finally:
+            end_process(comparison.process, grace_s=0)
+        self.save()
+        if comparison.exit_code not in (0, 1):
+            raise UserError(
+                f"compare.py ended with exit code {comparison.exit_code} at {count(load, 'user')}; "
+                f"it said: {log.read_text()}"
+            )
+
+    def pairs(self, load: int) -> list[tuple[str, str]]:
+        """(baseline, ngram) directories of every pair, in order of time."""
+        order = self.settings.order
+        pairs = []
+        for first in range(1, len(order), 2):
+            base, candidate = (first, first + 1) if order[first - 1] == "B" else (first + 1, first)
+            pairs.append((str(self.state.directory(base, load)), str(self.state.directory(candidate, load))))
+        return pairs
+
+    # ---- saying
+
+    def say(self, deployment: Deployment, text: str) -> None:
+        print(f"[{deployment.index} of {len(self.settings.order)}] {deployment.name}: {text}", flush=True)
+
+    def time_left(self) -> str:
+        """What the rest will take, from what was measured so far."""
+        seconds: dict[int, list[float]] = {}
+        for deployment in self.state.deployments:
+            for load, measurement in deployment.loads.items():
+                if measurement.status == "done" and measurement.seconds:
+                    seconds.setdefault(load, []).append(measurement.seconds)
+        if not seconds:
+            return "time left not known yet"
+        means = {load: sum(times) / len(times) for load, times in seconds.items()}
+        typical = sum(means.values()) / len(means)
+        starts = [deployment.ready_s for deployment in self.state.deployments if deployment.ready_s]
+        left = 0.0
+        for index in range(1, len(self.settings.order) + 1):
+            missing = self.missing(index)
+            left += sum(means.get(load, typical) for load in missing)
+            if missing and all(deployment.index != index for deployment in self.state.deployments):
+                left += sum(starts) / len(starts)
+        return f"about {roughly(left)} left"
+
+
+def settle(measurement: Measurement, folder: Path) -> None:
+    """A load whose bench.py is gone is done when its directory holds every request, whatever became of this script."""
+    directory = folder / measurement.directory
+    measurement.status = "unfinished"
+    if (directory / SUMMARY).exists() and read_manifest(directory).status == "complete":
+        requests = read_summary(directory).requests
+        measurement.status = "done" if requests.ok == requests.scheduled else "unfinished"
+
+
+def _was_aborted(directory: Path) -> bool:
+    """Whether bench.py gave up on a server that failed request after request or restarted."""
+    return (directory / MANIFEST).exists() and read_manifest(directory).status == "aborted"
+
+
+def _compile_cache(directory: Path) -> str:
+    """cold or warm, in the server's own word; unknown without one."""
+    record = read_manifest(directory).server.record
+    return str((record and record.get("compile_cache")) or "unknown")
