@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             evidence = gather(arguments.directories)
             content = page(evidence, text=not arguments.no_text).encode(errors="backslashreplace")
-        except (KeyError, jinja2.UndefinedError) as error:
+        except (KeyError, TypeError, AttributeError, jinja2.UndefinedError) as error:
             named = ", ".join(map(str, arguments.directories))
             raise UserError(f"a file of {named} lacks a key ({error}); it was edited: make it again") from None
         out = arguments.out or evidence.folder / "report.html"

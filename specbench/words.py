@@ -3,13 +3,37 @@
 import re
 from collections.abc import Sequence
 
-# C0 and C1 controls but tab and newline, and the marks that reorder text: harmless in a file, not on a terminal.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Characters that are harmless in a file and not on a terminal or a page:
+_UNPRINTABLE = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 controls but tab and newline
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb"  # marks that reorder or break text
+    "\u00ad\u034f\u180b-\u180f\u200b-\u200d\u2060-\u2065\ufeff"  # nothing is drawn for them
+    "\u115f\u1160\u17b4\u17b5\u3164\uffa0\U0001d173-\U0001d17a"  # fillers, and what music is written with
+    "\U000e0000-\U000e0fff\ufe00-\ufe0e"  # tags and variation selectors, which can carry a hidden text
+    "\ud800-\udfff"  # halves of a surrogate pair, which no encoding takes
+    "]|(?<=[\ufe00-\ufe0f])\ufe0f"  # one after an emoji is how emoji are written, several carry text
+)
 
 
 def printable(text: str) -> str:
     """`text` with every character that could steer a terminal or reorder a line shown as `\\xNN` or `\\uNNNN`."""
     return _UNPRINTABLE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with `digits` decimals, thousands separated; – where there is none."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share between 0 and 1 in percent; – where there is none."""
+    return "–" if share is None else f"{share:.{digits}%}"
+
+
+def chance(p: float | None) -> str:
+    """A p value; – where nothing was tested."""
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def count(number: int, noun: str) -> str:

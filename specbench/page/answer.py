@@ -6,7 +6,7 @@ from specbench.comparison.equality import IDENTICAL, WITHIN
 from specbench.comparison.estimates import IN_THIS_PAIR
 from specbench.comparison.verdict import NOT_COMPARABLE
 from specbench.page.evidence import Json, Load
-from specbench.page.figures import number
+from specbench.words import count, number
 
 # How a verdict begins: kind (for colour), sign (for those who do not see colour), and the answer to the question.
 VERDICTS = {
@@ -104,4 +104,4 @@ def fired_gates(loads: Sequence[Load]) -> list[Json]:
 
 
 def _of_cases(number: int, result: Json) -> str:
-    return f"{number:,} of {result['cases']:,} case{'s' * (result['cases'] != 1)}"
+    return f"{number:,} of {count(result['cases'], 'case')}"

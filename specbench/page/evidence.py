@@ -17,8 +17,10 @@ from specbench.comparison.assessment import FORMAT as COMPARISON_FORMAT
 from specbench.comparison.assessment import Options, compare
 from specbench.comparison.equality import IDENTICAL
 from specbench.page.charts import Floats
+from specbench.page.documents import LARGEST, check_numbers, read_document
 from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
-from specbench.record.format import moment
+from specbench.record.format import MANIFEST, SUMMARY, Manifest, Summary, moment, value_at
+from specbench.words import count
 
 Json = dict[str, Any]
 
@@ -28,6 +30,9 @@ METRICS = {"e2el": "E2EL", "ttft": "TTFT", "tpot": "TPOT"}
 OPTIONS = Options(accept_floor=True)  # as experiment.py: outputs may vary as much as the baseline's own
 CLAMP = 1_200  # characters of an output that are kept
 CASES_SHOWN = 30  # cases whose outputs are shown, per load
+
+# One component of a path: no way out of the folder.
+FileName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=200)]
 
 # What the page reads of experiment.json, and of which type: other keys may stand beside these.
 
@@ -45,7 +50,7 @@ class _Settings(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    directory: str
+    directory: FileName
     status: str
     seconds: float | None = None
 
@@ -56,7 +61,7 @@ class _Proof(msgspec.Struct):
 
 
 class _Deployment(msgspec.Struct):
-    name: str
+    name: FileName
     status: str
     started: str
     ready_s: float | None = None
@@ -64,10 +69,14 @@ class _Deployment(msgspec.Struct):
     loads: dict[str, _Step] = {}
     proof: _Proof | None = None
 
+    def __post_init__(self) -> None:
+        if moment(self.started).tzinfo is None:
+            raise ValueError("`started` has no time zone")
+
 
 class _Comparison(msgspec.Struct):
-    json: str
-    pairs: Annotated[list[tuple[str, str]], msgspec.Meta(min_length=1)]
+    json: FileName
+    pairs: Annotated[list[tuple[FileName, FileName]], msgspec.Meta(min_length=1)]
 
 
 class _Experiment(msgspec.Struct):
@@ -93,8 +102,8 @@ class Run:
     name: str
     side: str
     mode: str
-    manifest: Json
-    summary: Json
+    manifest: Manifest
+    summary: Summary
     times: dict[str, dict[str, Floats]]
 
     def overall(self, metric: str) -> Floats:
@@ -112,7 +121,8 @@ class Load:
 
     @property
     def label(self) -> str:
-        return f"{self.users} user{'s' * (self.users != 1)}"
+        """For example: 4 users."""
+        return count(self.users, "user")
 
 
 @dataclass
@@ -127,22 +137,22 @@ class Evidence:
 
 def gather(directories: Sequence[Path]) -> Evidence:
     """Read an experiment or loose result directories. Raises UserError when there is nothing to show."""
-    if len(directories) == 1 and not (directories[0] / "manifest.json").exists():
+    if len(directories) == 1 and not (directories[0] / MANIFEST).exists():
         return _gather_experiment(directories[0])
     sides: dict[int, dict[str, list[tuple[str, Path]]]] = {}
     for directory in directories:
-        manifest = msgspec.to_builtins(read_manifest(directory))
-        modes = sides.setdefault(manifest["concurrency"], {"baseline": [], "ngram": []})
-        if manifest["mode"] not in modes:
+        manifest = read_manifest(directory)
+        modes = sides.setdefault(manifest.concurrency, {"baseline": [], "ngram": []})
+        if manifest.mode is None:
             raise UserError(f"{directory} does not say its mode; run bench.py with --mode baseline or --mode ngram")
-        modes[manifest["mode"]].append((manifest["started"], directory))
+        modes[manifest.mode].append((manifest.started, directory))
     loads = []
     for users, modes in sorted(sides.items()):
         base, candidate = ([path for _, path in sorted(modes[mode])] for mode in ("baseline", "ngram"))
         if not base or len(base) != len(candidate):
             raise UserError(
-                f"at {users} users there are {len(base)} directories of baseline and {len(candidate)} of ngram; "
-                "name as many of each"
+                f"at {count(users, 'user')} there are {len(base)} directories of baseline and {len(candidate)} of "
+                "ngram; name as many of each"
             )
         loads.append(_read_load(users, compare(base, candidate, OPTIONS), Path()))
     _check_alike(loads)
@@ -156,7 +166,7 @@ def _check_alike(loads: Sequence[Load]) -> None:
         for what, path in (
             ("model", "server.model.id"), ("inventory", "inventory.sha256"), ("number of repeats", "schedule.repeats"),
         ):  # fmt: skip
-            if manifest_value(first, path) != manifest_value(run, path):
+            if value_at(first.manifest, path) != value_at(run.manifest, path):
                 raise UserError(f"{first.name} and {run.name} differ in {what}; give each its own page")
 
 
@@ -168,7 +178,7 @@ def _gather_experiment(folder: Path) -> Evidence:
     for users in sorted(experiment["settings"]["concurrency"]):
         step = experiment["comparisons"].get(str(users))
         if step is None:
-            missing.append(f"{users} user{'s' * (users != 1)}")
+            missing.append(count(users, "user"))
         else:
             loads.append(_read_load(users, _comparison(folder, step), folder))
     if loads and not any(deployment["loads"] for deployment in experiment["deployments"]):
@@ -183,16 +193,8 @@ def _gather_experiment(folder: Path) -> Evidence:
 
 def _read_experiment(path: Path) -> Json:
     """experiment.json, as far as the page reads it; what is absent and may be is None or empty."""
-    document = _read_json(path)
-    if document.get("format") != STATE_FORMAT:
-        raise UserError(f"{path} has format {document.get('format')!r}, this version reads {STATE_FORMAT}")
-    try:
-        known = msgspec.convert(document, _Experiment)
-        for deployment in known.deployments:
-            moment(deployment.started)
-    except ValueError as error:  # msgspec's too
-        raise UserError(f"{path} is not what experiment.py writes: {error}; it was edited: make it again") from None
-    return dict(msgspec.to_builtins(known))
+    again = f"go on with: experiment.py --out {path.parent} --resume"
+    return dict(msgspec.to_builtins(read_document(path, _Experiment, STATE_FORMAT, again)))
 
 
 def _comparison(folder: Path, step: Json) -> Json:
@@ -204,17 +206,7 @@ def _comparison(folder: Path, step: Json) -> Json:
         for deployment in result["deployments"]:
             deployment["directory"] = Path(deployment["directory"]).name
         return result
-    result = _read_json(path)
-    if result.get("format") != COMPARISON_FORMAT:
-        raise UserError(f"{path} has format {result.get('format')!r}; run compare.py again")
-    return result
-
-
-def _read_json(path: Path) -> Json:
-    try:
-        return dict(msgspec.json.decode(path.read_bytes()))
-    except (OSError, msgspec.DecodeError, TypeError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}); make it again with experiment.py --resume") from None
+    return read_document(path, Json, COMPARISON_FORMAT, f"delete {path.name}, and the page compares again")
 
 
 def _read_load(users: int, result: Json, folder: Path) -> Load:
@@ -246,6 +238,8 @@ def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Outpu
             continue
         for metric, of in times.items():
             value = getattr(request, f"{metric}_s")
+            if value and value > LARGEST:
+                raise UserError(f"{path} holds a request of {value:.3g} s, which nobody can have measured")
             # 0: the whole answer came in one read, which says nothing of one token (as in compare.py).
             of.setdefault(request.family, array("d")).extend([value] if value else [])
         if request.case in outputs:
@@ -257,28 +251,25 @@ def _read_run(path: Path, deployment: Json, outputs: dict[str, dict[bytes, Outpu
             output.counts[deployment["side"]] += 1
     arrays = {metric: {family: np.array(values) for family, values in of.items()} for metric, of in times.items()}
     side, mode = deployment["side"], deployment["mode"] or deployment["side"]
-    typed, typed_summary = read_manifest(path), read_summary(path)
-    check_unedited(path, typed, typed_summary)
-    manifest, summary = msgspec.to_builtins(typed), msgspec.to_builtins(typed_summary)
+    manifest, summary = read_manifest(path), read_summary(path)
+    check_unedited(path, manifest, summary)
+    for document, name in ((manifest, MANIFEST), (summary, SUMMARY)):
+        check_numbers(document, path / name)
     return Run(deployment["directory"], side, mode, manifest, summary, arrays)
 
 
-def manifest_of(evidence: Evidence, directory: str) -> Json | None:
+def manifest_of(evidence: Evidence, directory: str) -> Manifest | None:
+    """The manifest of a run that may not have come so far as to have one."""
     path = evidence.folder / directory
-    return msgspec.to_builtins(read_manifest(path)) if (path / "manifest.json").exists() else None
+    return read_manifest(path) if (path / MANIFEST).exists() else None
 
 
-def run_times(manifest: Json) -> tuple[datetime, datetime]:
-    start = moment(manifest["started"])
-    return start, moment(manifest["ended"]) if manifest.get("ended") else start
-
-
-def manifest_value(run: Run, path: str) -> Any:
-    value: Any = run.manifest
-    for key in path.split("."):
-        value = value.get(key, "not said") if isinstance(value, dict) else "not said"
-    return value
+def run_times(manifest: Manifest) -> tuple[datetime, datetime]:
+    """When a run began and ended (UTC); one that did not end has no length."""
+    start = moment(manifest.started)
+    return start, moment(manifest.ended) if manifest.ended else start
 
 
 def families_of(load: Load) -> list[str]:
+    """The families, in the order of the prompts file."""
     return list(load.result["metrics"]["e2el"]["families"])

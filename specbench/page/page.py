@@ -1,17 +1,17 @@
 """The whole page, rendered from its template."""
 
-
-
 from pathlib import Path
 
 import jinja2
 
 from specbench.page.answer import answer, fired_gates, verdict_look
 from specbench.page.evidence import CASES_SHOWN, METRICS, Evidence, families_of
-from specbench.page.figures import chance, harmless, number, percent, prose, seconds, shown
+from specbench.page.figures import harmless, prose, shown
 from specbench.page.panels import FAMILIES_DRAWN, ecdf_panels, forest_panels, load_charts, load_panels, timeline_panels
 from specbench.page.provenance import commands, flags, limits, settings
 from specbench.record.provenance import now, tool
+from specbench.redaction import redacted
+from specbench.words import chance, duration, number, percent
 
 OUTPUTS_SHOWN = 6  # distinct outputs that are shown, per case
 
@@ -25,7 +25,7 @@ def page(evidence: Evidence, *, text: bool) -> str:
         lstrip_blocks=True,
         finalize=harmless,
     )
-    for function in (seconds, number, percent, chance, shown, prose, zip):
+    for function in (redacted, duration, number, percent, chance, shown, prose, zip):
         environment.filters[function.__name__] = function
     first = evidence.loads[0]
     runs = [run for load in evidence.loads for run in load.runs]

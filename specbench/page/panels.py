@@ -9,9 +9,9 @@ from markupsafe import Markup
 from specbench.page import charts
 from specbench.page.charts import Effect, Span
 from specbench.page.evidence import METRICS, Evidence, Json, Load, Run, families_of, manifest_of, run_times
-from specbench.page.figures import percent, seconds
 from specbench.record.format import moment
 from specbench.record.summary import distribution
+from specbench.words import duration, percent
 
 FAMILIES_DRAWN = 8
 
@@ -35,7 +35,7 @@ def ecdf_panels(loads: Sequence[Load], metric: str) -> Iterator[tuple[str, Marku
         for load, runs in zip(loads, series, strict=True):
             line = load.result["metrics"][metric]["families"][family]
             medians = ", ".join(
-                f"{load.result[side]['mode']} median {seconds(line[f'{side}_median_s'])}"
+                f"{load.result[side]['mode']} median {duration(line[f'{side}_median_s'])}"
                 for side in ("base", "candidate")
             )
             text = f"Share of requests answered within a time, {METRICS[metric]} of {family} at {load.label}: {medians}"
@@ -43,7 +43,7 @@ def ecdf_panels(loads: Sequence[Load], metric: str) -> Iterator[tuple[str, Marku
 
 
 def _acceptance_panel(load: Load) -> Markup | None:
-    rates = [run.summary["server"].get("acceptance_per_position") or [] for run in load.runs if run.mode == "ngram"]
+    rates = [run.summary.server.acceptance_per_position for run in load.runs if run.mode == "ngram"]
     if not any(rates):
         return None
     means = [np.mean([rate[at] for rate in rates if len(rate) > at]) for at in range(max(map(len, rates)))]
@@ -54,7 +54,7 @@ def _acceptance_panel(load: Load) -> Markup | None:
 def _drift_panel(load: Load) -> Markup:
     deployments = load.result["deployments"]
     rows = [(of["side"], of["e2el_s"]) for of in deployments]
-    said = ", ".join(f"{of['mode'] or of['side']} {seconds(of['e2el_s'])}" for of in deployments)
+    said = ", ".join(f"{of['mode'] or of['side']} {duration(of['e2el_s'])}" for of in deployments)
     return charts.drift(rows, f"Mean E2EL of each deployment at {load.label}, in order of time: {said}")
 
 
@@ -106,7 +106,7 @@ def load_panels(loads: Sequence[Load]) -> list[tuple[str, Markup]]:
         return of
 
     numbers: dict[str, tuple[Callable[[Run], float | None], bool]] = {
-        "Throughput, tokens/s": (lambda run: run.summary["throughput"].get("tokens_per_s"), False),
+        "Throughput, tokens/s": (lambda run: run.summary.throughput.tokens_per_s, False),
         "E2EL, median": (percentile("e2el", "p50"), True),
         "E2EL, 95th percentile": (percentile("e2el", "p95"), True),
         "TTFT, median": (percentile("ttft", "p50"), True),
@@ -116,7 +116,7 @@ def load_panels(loads: Sequence[Load]) -> list[tuple[str, Markup]]:
     for title, (number, is_time) in numbers.items():
         every = [(run, load.users, number(run)) for load in loads for run in load.runs]
         points = [(run.side, users, value) for run, users, value in every if value is not None]
-        show = seconds if is_time else "{:,.0f}".format
+        show = duration if is_time else "{:,.0f}".format
         said = ", ".join(f"{side} at {users}: {show(value)}" for side, users, value in points[:24])
         if points:
             panels.append((title, charts.by_load(points, f"{title} against users. {said}", seconds=is_time)))
@@ -133,16 +133,17 @@ def timeline_panels(evidence: Evidence) -> list[Markup]:
             runs = [manifest_of(evidence, entry["directory"]) for entry in deployment["loads"].values()]
             known = [manifest for manifest in runs if manifest]
             if known:
-                spans.append((deployment["name"], None, began, moment(known[0]["started"]), ""))
+                spans.append((deployment["name"], None, began, moment(known[0].started), ""))
             for manifest in known:
-                side = "candidate" if manifest["mode"] == "ngram" else "base"
-                spans.append((deployment["name"], side, *run_times(manifest), f"c{manifest['concurrency']}"))
+                side = "candidate" if manifest.mode == "ngram" else "base"
+                spans.append((deployment["name"], side, *run_times(manifest), f"c{manifest.concurrency}"))
     else:
         runs_in_order = sorted(
-            (run for load in evidence.loads for run in load.runs), key=lambda run: str(run.manifest["started"])
+            (run for load in evidence.loads for run in load.runs), key=lambda run: run.manifest.started
         )
         for run in runs_in_order:
-            spans.append((run.name, side_of[run.name], *run_times(run.manifest), f"c{run.manifest['concurrency']}"))
+            label = f"c{run.manifest.concurrency}"
+            spans.append((run.name, side_of[run.name], *run_times(run.manifest), label))
     zero = min((start for _, _, start, _, _ in spans))
     drawn = [
         Span(row, side, (start - zero).total_seconds(), (end - zero).total_seconds(), text)

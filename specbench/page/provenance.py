@@ -1,14 +1,18 @@
 """Where a page's numbers come from: settings, flags, the commands to do it again, and what they do not show."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from specbench.page.answer import primary_line
-from specbench.page.evidence import Evidence, Run, families_of, manifest_value
+from specbench.page.evidence import Evidence, Run, families_of
+from specbench.record.format import Manifest
+from specbench.redaction import REDACTED, SECRET_NAME, redacted
 
+_ROOT = Path(__file__).resolve().parents[2]
 # What is said of every run: a label, and where its manifest holds it.
 _SETTINGS = (
     ("Engine", "server.engine"),
@@ -43,9 +47,20 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Per setting its values, each with who has it: "all runs", a mode, or the runs by name."""
 
     def value_at(path: str) -> Callable[[Run], str]:
-        return lambda run: _said(manifest_value(run, path))
+        return lambda run: _said(_setting(run.manifest, path))
 
     return [(label, _who_has(runs, value_at(path))) for label, path in _SETTINGS]
+
+
+def _setting(manifest: Manifest, path: str) -> Any:
+    """What stands at a dotted path; "not said" where a part of the path is missing."""
+    value: Any = manifest
+    for key in path.split("."):
+        missing = value is None or (isinstance(value, Mapping) and key not in value)
+        value = "not said" if missing else value[key] if isinstance(value, Mapping) else getattr(value, key)
+        if missing:
+            break
+    return value
 
 
 def _who_has(runs: Sequence[Run], value_of: Callable[[Run], str]) -> list[tuple[str, str]]:
@@ -67,6 +82,8 @@ def _names(holding: Sequence[Run], runs: Sequence[Run]) -> str:
 def _said(value: Any) -> str:
     if value is None or value in ([], {}):
         return "none"
+    if isinstance(value, dict):
+        value = {name: REDACTED if SECRET_NAME.search(str(name)) else item for name, item in value.items()}
     if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
         return ", ".join(f"{item['name']} ({item.get('memory_mib', 0):,} MiB)" for item in value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -86,7 +103,7 @@ def flags(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 def _flags_of(run: Run) -> dict[str, str]:
     found: dict[str, str] = {}
     name = ""
-    for argument in (run.manifest["server"].get("record") or {}).get("argv", []):
+    for argument in redacted(run.manifest.launched.argv or []):
         if argument.startswith("--"):
             name, _, value = argument.partition("=")
             found[name] = value or "on"
@@ -99,9 +116,9 @@ def commands(evidence: Evidence) -> list[str]:
     """How to make these results again, and how they were compared."""
     if evidence.experiment is None:
         runs = [run for load in evidence.loads for run in load.runs]
-        return [shlex.join(["python", *run.manifest["command"]]) for run in runs]
+        return [shlex.join(["python", *redacted(run.manifest.command)]) for run in runs]
     given = evidence.experiment["settings"]
-    folder = evidence.folder.resolve().name
+    folder = _from_readme(evidence.folder)
     words = ["python", "experiment.py", "--target", given["target"], "--out", f"{folder}-again"]
     words += ["--order", given["order"], "--concurrency", ",".join(map(str, given["concurrency"]))]
     words += ["--repeats", str(given["repeats"]), "--prompts", f"{folder}/prompts.jsonl"]
@@ -112,13 +129,21 @@ def commands(evidence: Evidence) -> list[str]:
     return [shlex.join([*words, *options])]
 
 
+def _from_readme(folder: Path) -> str:
+    """`folder` as it is called in the README's folder, where every command of the README is given."""
+    whole = folder.resolve()
+    if whole.is_relative_to(_ROOT):
+        return str(whole.relative_to(_ROOT))
+    return str(folder) if folder.name else whole.name
+
+
 def limits(evidence: Evidence) -> list[str]:
     """What this does not show: always true sentences, then those that these results call for."""
     first = evidence.loads[0].result
     runs = [run for load in evidence.loads for run in load.runs]
-    engines = {run.manifest["server"].get("engine") for run in runs}
+    engines = {run.manifest.server.engine for run in runs}
     loads = _listed(str(load.users) for load in evidence.loads)
-    request = runs[0].manifest["request"]
+    request = runs[0].manifest.request
     found = []
     if "vllm" not in engines:
         engine = ", ".join(sorted(str(engine or "an unknown engine") for engine in engines))

@@ -215,8 +215,9 @@ class Manifest(msgspec.Struct, kw_only=True):
     stopped: str | None = None
 
     def __post_init__(self) -> None:
-        if moment(self.started).tzinfo is None:
-            raise ValueError("`started` has no time zone")
+        for name, time in (("started", self.started), ("ended", self.ended)):
+            if time is not None and moment(time).tzinfo is None:
+                raise ValueError(f"`{name}` has no time zone")
 
     @property
     def launched(self) -> LaunchRecord:

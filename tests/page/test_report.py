@@ -4,6 +4,7 @@ import html.parser
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,10 +19,10 @@ from support.browser import Browser, Page, find_chromium
 from support.simulated_runs import EPOCH, LEVEL_S, write_run
 
 import report
-from specbench import UserError
+from specbench import UserError, words
 from specbench.comparison.assessment import Options, compare
 from specbench.files import json_bytes
-from specbench.page import answer, charts, evidence, figures, panels, provenance
+from specbench.page import answer, charts, evidence, panels, provenance
 from specbench.record.directory import read_requests
 
 MODES = ("baseline", "ngram")
@@ -32,8 +33,10 @@ EFFECTS = {
 }
 HOSTILE = (
     "</pre><script>document.title='owned'</script><img src=https://127.0.0.1:9/x onerror=\"document.title='owned'\">"
-    "\x1b[31m\u202eevil\u2066{{ 7 * 7 }}<svg onload=\"document.title='owned'\">"
+    "\x1b[31m\u202eevil\u2066\u200b\U000e0041{{ 7 * 7 }}<svg onload=\"document.title='owned'\">"
 )
+
+SECRET = "not-for-any-eyes"
 
 
 def write_experiment(
@@ -90,10 +93,24 @@ def outputs_of_the_experiment(case: str, repeat: int, mode: str, load: int) -> s
     return f"The answer to {case}."
 
 
+def hostile_server(manifest: dict[str, Any], summary: dict[str, Any], _: Any) -> None:
+    """A server that puts markup and what it was told in secret into everything that it says of itself."""
+    said = HOSTILE.replace("evil", "server")
+    manifest["server"]["version"] += said
+    record = manifest["server"]["record"]
+    record["driver"] = record["cuda"] = said
+    record["gpus"] = [{"name": said, "memory_mib": 1}]
+    record["argv"] += ["--api-key", SECRET, "--note", said]
+    record["environment"] = {"HF_TOKEN": SECRET, "NOTE": said}
+    manifest["mode_verified"]["detail"] = said
+    manifest["command"] += [f"--api-key={SECRET}"]
+    summary["warnings"] = [said]
+
+
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "trial"
-    return write_experiment(folder, outputs=outputs_of_the_experiment)
+    return write_experiment(folder, outputs=outputs_of_the_experiment, edit=hostile_server)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +182,7 @@ def test_tables_below_hold_the_numbers_of_the_directories(experiment: Path, page
     tables = Tables(page).tables
     e2el = [r.e2el_s for p in experiment.glob("*-ngram-c8") for r in read_requests(p) if r.family == "short"]
     row = next(row for row in tables["Ratios in numbers"] if row[:3] == ["8 users", "E2EL", "short"])
-    assert row[4] == figures.seconds(float(np.median([value for value in e2el if value])))
+    assert row[4] == words.duration(float(np.median([value for value in e2el if value])))
     rates = [
         json.loads((path / "summary.json").read_text())["throughput"]["tokens_per_s"]
         for path in experiment.glob("*-baseline-c4")
@@ -357,9 +374,17 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "text for loads": (lambda of: of["settings"].update(concurrency="1"), "Expected `array`, got `str`"),
     "no deployments": (lambda of: of.update(deployments=[]), "lists no deployment that was measured"),
     "text for seconds": (lambda of: of["deployments"][0].update(ready_s="x"), "Expected `float | null`, got `str`"),
-    "no time": (lambda of: of["deployments"][0].update(started="x"), "not what experiment.py writes"),
+    "no time": (lambda of: of["deployments"][0].update(started="x"), "not what was written there"),
+    "no time zone": (lambda of: of["deployments"][0].update(started="2026-01-01"), "`started` has no time zone"),
     "no pairs": (lambda of: of["comparisons"]["1"].update(pairs=[]), "length >= 1"),
-}
+    "a run outside": (
+        lambda of: of["deployments"][0]["loads"]["1"].update(directory="../../secret"), "matching regex"
+    ),
+    "a comparison outside": (lambda of: of["comparisons"]["1"].update(json="/etc/passwd"), "matching regex"),
+    "a pair outside": (lambda of: of["comparisons"]["1"].update(pairs=[["..", "02-ngram-c1"]]), "matching regex"),
+    "endless": (lambda of: of["deployments"][0].update(ready_s=1e308), "holds 1e+308, which nobody can have measured"),
+    "a number of many digits": (lambda of: of["settings"].update(repeats=10**400), "experiment.json"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -374,6 +399,59 @@ def test_an_edited_experiment_is_one_sentence(
     assert report.main([str(folder)]) == 2
     said = capsys.readouterr().err
     assert words in said and said.startswith("report.py: ") and said.count("\n") == 1
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "compare-c1.json", "01-baseline-c1/manifest.json"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"null", b"[]", b"7", nested(100_000), b'{"format": ' + nested(100_000) + b"}"],
+    ids=["empty", "cut off", "no text", "null", "list", "number", "deep", "deep inside"],
+)
+def test_a_damaged_file_is_one_sentence(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1,), order="BN")
+    (folder / name).write_bytes(content)
+    assert report.main([str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("report.py: ") and name in said and said.count("\n") == 1
+    assert not (folder / "report.html").exists()
+
+
+def test_a_record_nested_to_the_limit_of_json_is_shown_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a server says of itself is kept as it came: however deep, no traceback."""
+    for depth in (50, 400, 900):
+        deep: Any = "bottom"
+        for _ in range(depth):
+            deep = [deep]
+
+        def edit(manifest: dict[str, Any], *_: Any, deep: Any = deep) -> None:
+            manifest["server"]["record"]["environment"] = None
+            manifest["server"]["record"]["gpus"] = deep
+
+        folder = tmp_path / str(depth)
+        directories = [write_run(folder / mode, mode=mode, order=order, edit=edit) for order, mode in enumerate(MODES)]
+        code = report.main([*map(str, directories), "--out", str(folder / "p.html")])
+        said = capsys.readouterr().err
+        assert (code, said) == (0, "") or (code == 2 and said.count("\n") == 1)
+
+
+def test_a_request_that_took_for_ever_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def edit(_: Any, __: Any, rows: list[dict[str, Any]]) -> None:
+        rows[3]["e2el_s"] = rows[3]["decode_s"] = 1e308
+
+    directories = [
+        write_run(tmp_path / mode, mode=mode, order=order, edit=edit if order else None)
+        for order, mode in enumerate(MODES)
+    ]
+    assert report.main([*map(str, directories), "--out", str(tmp_path / "p.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_comparison_that_lacks_a_key_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,9 +473,18 @@ def test_the_command_to_do_it_again_has_what_was_given(tmp_path: Path) -> None:
     }  # fmt: skip
     (folder / "experiment.json").write_text(json.dumps(document))
     assert provenance.commands(evidence.gather([folder])) == [
-        "python experiment.py --target polyaxon --out x-again --order BN --concurrency 1 --repeats 6 "
-        "--prompts x/prompts.jsonl --max-tokens 72 -p acme/p --owner acme --queue a/q -- --model m"
+        f"python experiment.py --target polyaxon --out {folder}-again --order BN --concurrency 1 --repeats 6 "
+        f"--prompts {folder}/prompts.jsonl --max-tokens 72 -p acme/p --owner acme --queue a/q -- --model m"
     ]
+
+
+def test_the_command_to_do_it_again_works_from_the_readme_s_folder() -> None:
+    """The published experiment's prompts file is where the command says, whatever folder report.py was started in."""
+    published = ROOT / "results" / "h200-smollm2-135m"
+    (command,) = provenance.commands(evidence.gather([published]))
+    words = shlex.split(command)
+    assert (ROOT / words[words.index("--prompts") + 1]).is_file()
+    assert words[words.index("--out") + 1] == "results/h200-smollm2-135m-again"
 
 
 def test_without_the_page_s_packages_it_says_what_to_install(tmp_path: Path) -> None:
@@ -434,11 +521,15 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
 def test_outputs_are_escaped_made_visible_and_cut(page: str) -> None:
     assert "<script" not in page and "<img" not in page and "<svg onload" not in page
     assert "&lt;script&gt;" in page and "{{ 7 * 7 }}" in page
-    assert "\\x1b[31m\\u202eevil\\u2066" in page
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", page)
+    assert "\\x1b[31m\\u202eevil\\u2066\\u200b\\U000e0041" in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", page)
     assert "w" * (evidence.CLAMP + 1) not in page
     assert f"the first {evidence.CLAMP:,} of {len(HOSTILE) + 100_000:,} characters" in page
     assert len(page.encode()) < 2_000_000
+
+
+def test_nothing_that_lets_anyone_in_is_on_the_page(page: str) -> None:
+    assert SECRET not in page and "REDACTED" in page
 
 
 def test_cases_that_differ_most_and_outputs_given_most_stand_first(tmp_path: Path) -> None:
