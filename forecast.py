@@ -4,6 +4,7 @@
     python forecast.py baseline-c1 --cost results/my-experiment
     python forecast.py baseline-c1 --cost-ratio 1.6 --sweep
     python forecast.py --logs answers.jsonl --tokenizer Qwen/Qwen3-4B
+    python forecast.py --logs answers.jsonl --url http://127.0.0.1:8000
 
 Nothing is measured and nothing is deployed. Exit 0: forecast made. 2: unusable input.
 docs/forecast.md describes the method, its error and the JSON.
@@ -15,14 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench import Parser, UserError
+from specbench.client.proxy import transport_for
+from specbench.client.target import find_target
 from specbench.files import check_writable, json_bytes, write_atomically
 from specbench.lookup.answers import Answers, read_answers
 from specbench.lookup.cost import given_cost, read_cost
 from specbench.lookup.figures import CostRecord, Forecast
 from specbench.lookup.forecast import SWEEP_DRAFTED, SWEEP_MAX, SWEEP_MIN, forecast
+from specbench.lookup.logs import read_log
 from specbench.lookup.setting import ARTICLE, Setting, check_setting, grid
 from specbench.lookup.table import markdown, text
 from specbench.words import printable
+from specbench.workload.tokenizing import FolderTokenizer, ServerTokenizer, Tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,8 +98,21 @@ def _answers(arguments: argparse.Namespace) -> Answers:
     if (arguments.directory is None) == (arguments.logs is None):
         raise UserError("name one result directory, or a log with --logs")
     if arguments.directory is not None:
+        if arguments.url or arguments.tokenizer:
+            raise UserError("--url and --tokenizer are for --logs: a result directory has its token ids")
         return read_answers(arguments.directory)
-    raise UserError("--logs is not there yet")
+    if (arguments.tokenizer is None) == (arguments.url is None):
+        raise UserError("--logs needs the token ids of its texts: give --tokenizer or --url, one of them")
+    return read_log(arguments.logs, _tokenizer(arguments))
+
+
+def _tokenizer(arguments: argparse.Namespace) -> Tokenizer:
+    if arguments.tokenizer is not None:
+        return FolderTokenizer(arguments.tokenizer)
+    target = find_target(url=arguments.url, service_run=None, project=None, insecure_http=False)
+    headers = {"Authorization": f"Token {target.token}"} if target.token else {}
+    _, through_a_proxy = transport_for(target.url)
+    return ServerTokenizer(target.url, headers=headers, use_proxies=bool(through_a_proxy))
 
 
 def _cost(arguments: argparse.Namespace) -> CostRecord | None:

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from support import ROOT
 
-FILES = ("requirements.txt", "requirements-demo.txt", "requirements-test.txt")
+FILES = ("requirements.txt", "requirements-demo.txt", "requirements-forecast.txt", "requirements-test.txt")
 
 
 def requirements(name: str) -> list[Requirement]:

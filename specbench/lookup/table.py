@@ -11,6 +11,7 @@ from specbench.lookup.setting import ARTICLE, Setting
 from specbench.words import count, some
 
 FLAT = 0.02  # settings within this share of the best are as good as it
+UNSURE = 0.05  # a ratio without limits is taken to be this uncertain (docs/forecast.md: the error of a forecast)
 MOST_FAMILIES = 20
 MOST_NAMED = 6
 
@@ -149,9 +150,9 @@ def would_pay(one: SettingForecast, load: str) -> str:
     groups: dict[str, list[str]] = {"pay": [], "not": [], "open": []}
     for name, each in one.families.items():
         estimate = _estimate(each, load)
-        low, high = estimate.low or estimate.ratio, estimate.high or estimate.ratio
+        low, high = estimate.low or estimate.ratio / (1 + UNSURE), estimate.high or estimate.ratio * (1 + UNSURE)
         group = "pay" if high < 1 else "not" if low > 1 else "open"
-        groups[group].append(f"{name} ({estimate.ratio:.2f})")
+        groups[group].append(f"{name if len(one.families) > 1 else 'these answers'} ({estimate.ratio:.2f})")
     parts = []
     if groups["pay"]:
         against = f", not for {_list(groups['not'], 'or')}" if groups["not"] else ""
@@ -166,6 +167,8 @@ def would_pay(one: SettingForecast, load: str) -> str:
 
 
 def _break_even(one: SettingForecast) -> str:
+    if len(one.families) == 1:
+        return f"ngram gains while a step costs less than {_number(one.overall.break_even)} times the baseline's."
     limits = [f"{_number(each.break_even)} for {name}" for name, each in one.families.items()]
     return f"ngram gains while a step costs less than this many times the baseline's: {some(limits, MOST_NAMED)}."
 

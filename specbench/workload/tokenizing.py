@@ -18,6 +18,7 @@ from specbench.tls import tls_context
 Messages = Sequence[Mapping[str, Any]]
 UNKNOWN_END = -1  # stands for the end-of-sequence token where its id cannot be had: no prompt holds it
 
+_TIMEOUT_S = 60.0
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TEMPLATE_ARGUMENTS = {"enable_thinking": False}  # what bench.py sends as chat_template_kwargs
 
@@ -44,9 +45,12 @@ class ServerTokenizer:
     Raises UserError where the server cannot be reached or has no such path.
     """
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, use_proxies: bool = False) -> None:
+        """`headers`: what its gateway asks for. `use_proxies`: whether the environment's proxies lead there."""
         self._url = url.rstrip("/")
-        self._client = httpx.Client(headers=dict(headers or {}), verify=tls_context(), timeout=timeout_s)
+        self._client = httpx.Client(
+            headers=dict(headers or {}), verify=tls_context(), timeout=_TIMEOUT_S, trust_env=use_proxies
+        )
         probe = self._post("tokenize", {"messages": [{"role": "user", "content": "1"}]}, refused_ok=True)
         self._takes_messages = bool(probe and probe.get("tokens"))
         self.end_id = UNKNOWN_END if self._takes_messages else self._llama_cpp_end()

@@ -144,7 +144,11 @@ def with_cost(ratios: dict[str, tuple[float, float | None, float | None]], load:
         ),
         (
             {"copy": (0.70, None, None)},
-            "At 4 users ngram would pay for copy (0.70); it needs more than 1.7 tokens a step.",
+            "At 4 users ngram would pay for these answers (0.70); it needs more than 1.7 tokens a step.",
+        ),
+        (
+            {"copy": (1.03, None, None)},
+            "At 4 users ngram could go either way for these answers (1.03); it needs more than 1.7 tokens a step.",
         ),
     ],
 )  # fmt: skip
