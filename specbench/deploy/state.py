@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from specbench import UserError
 from specbench.files import json_bytes, write_atomically
-from specbench.record.format import Mode, Positive, Tool
+from specbench.record.format import Mode, Positive, Tool, check_moments
 from specbench.record.order import alternates
 
 FORMAT = 1
@@ -112,6 +112,9 @@ class Deployment(msgspec.Struct, kw_only=True):
     loads: dict[Load, Measurement] = {}
     proof: Proof | None = None
     run: PolyaxonRun | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        check_moments(started=self.started)
 
 
 class Comparison(msgspec.Struct, kw_only=True):

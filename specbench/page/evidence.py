@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from specbench import UserError
 from specbench.comparison.assessment import FORMAT as COMPARISON_FORMAT
 from specbench.comparison.assessment import Options, compare
 from specbench.comparison.equality import IDENTICAL
+from specbench.deploy.state import STATE, Comparison, State, read_state
 from specbench.page.charts import Floats
 from specbench.page.documents import LARGEST, check_numbers, read_document
 from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
@@ -24,67 +24,10 @@ from specbench.words import count
 
 Json = dict[str, Any]
 
-STATE = "experiment.json"
-STATE_FORMAT = 1
 METRICS = {"e2el": "E2EL", "ttft": "TTFT", "tpot": "TPOT"}
 OPTIONS = Options(accept_floor=True)  # as experiment.py: outputs may vary as much as the baseline's own
 CLAMP = 1_200  # characters of an output that are kept
 CASES_SHOWN = 30  # cases whose outputs are shown, per load
-
-# One component of a path: no way out of the folder.
-FileName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=200)]
-
-# What the page reads of experiment.json, and of which type: other keys may stand beside these.
-
-
-class _Settings(msgspec.Struct):
-    target: str
-    order: str
-    concurrency: Annotated[list[int], msgspec.Meta(min_length=1)]
-    repeats: int
-    max_tokens: int | None = None
-    project: str | None = None
-    owner: str | None = None
-    queue: str | None = None
-    launcher_options: list[str] = []
-
-
-class _Step(msgspec.Struct):
-    directory: FileName
-    status: str
-    seconds: float | None = None
-
-
-class _Proof(msgspec.Struct):
-    proven: list[str] = []
-    not_proven: list[str] = []
-
-
-class _Deployment(msgspec.Struct):
-    name: FileName
-    status: str
-    started: str
-    ready_s: float | None = None
-    compile_cache: str | None = None
-    loads: dict[str, _Step] = {}
-    proof: _Proof | None = None
-
-    def __post_init__(self) -> None:
-        if moment(self.started).tzinfo is None:
-            raise ValueError("`started` has no time zone")
-
-
-class _Comparison(msgspec.Struct):
-    json: FileName
-    pairs: Annotated[list[tuple[FileName, FileName]], msgspec.Meta(min_length=1)]
-
-
-class _Experiment(msgspec.Struct):
-    settings: _Settings
-    status: str
-    deployments: list[_Deployment]
-    comparisons: dict[str, _Comparison]
-
 
 @dataclass
 class Output:
@@ -130,7 +73,7 @@ class Evidence:
     """Everything read: `experiment` is experiment.json, None for loose directories; `missing`: loads without result."""
 
     folder: Path
-    experiment: Json | None
+    experiment: State | None
     loads: list[Load]
     missing: list[str]
 
@@ -171,37 +114,34 @@ def _check_alike(loads: Sequence[Load]) -> None:
 
 
 def _gather_experiment(folder: Path) -> Evidence:
-    if not (folder / STATE).exists():
-        raise UserError(f"{folder} holds neither {STATE} nor manifest.json; name an experiment or result directories")
-    experiment = _read_experiment(folder / STATE)
+    try:
+        experiment = read_state(folder)
+    except FileNotFoundError:
+        neither = f"{folder} holds neither {STATE} nor {MANIFEST}"
+        raise UserError(f"{neither}; name an experiment or result directories") from None
+    check_numbers(experiment, folder / STATE)
     loads, missing = [], []
-    for users in sorted(experiment["settings"]["concurrency"]):
-        step = experiment["comparisons"].get(str(users))
+    for users in sorted(experiment.settings.concurrency):
+        step = experiment.comparisons.get(users)
         if step is None:
             missing.append(count(users, "user"))
         else:
             loads.append(_read_load(users, _comparison(folder, step), folder))
-    if loads and not any(deployment["loads"] for deployment in experiment["deployments"]):
+    if loads and not any(deployment.loads for deployment in experiment.deployments):
         raise UserError(f"{folder / STATE} lists no deployment that was measured; it was edited: make it again")
     if not loads:
         raise UserError(
-            f"{folder} has no comparison yet, its experiment is {experiment['status']}; "
+            f"{folder} has no comparison yet, its experiment is {experiment.status}; "
             f"go on with: experiment.py --out {folder} --resume"
         )
     return Evidence(folder, experiment, loads, missing)
 
 
-def _read_experiment(path: Path) -> Json:
-    """experiment.json, as far as the page reads it; what is absent and may be is None or empty."""
-    again = f"go on with: experiment.py --out {path.parent} --resume"
-    return dict(msgspec.to_builtins(read_document(path, _Experiment, STATE_FORMAT, again)))
-
-
-def _comparison(folder: Path, step: Json) -> Json:
+def _comparison(folder: Path, step: Comparison) -> Json:
     """compare.py's document, made again where only the result directories were kept."""
-    path = folder / step["json"]
+    path = folder / step.json
     if not path.exists():
-        base, candidate = zip(*step["pairs"], strict=True)
+        base, candidate = zip(*step.pairs, strict=True)
         result = compare([folder / name for name in base], [folder / name for name in candidate], OPTIONS)
         for deployment in result["deployments"]:
             deployment["directory"] = Path(deployment["directory"]).name

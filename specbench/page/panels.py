@@ -128,15 +128,15 @@ def timeline_panels(evidence: Evidence) -> list[Markup]:
     spans: list[tuple[str, str | None, datetime, datetime, str]] = []
     side_of = {run.name: run.side for load in evidence.loads for run in load.runs}
     if evidence.experiment:
-        for deployment in evidence.experiment["deployments"]:
-            began = moment(deployment["started"])
-            runs = [manifest_of(evidence, entry["directory"]) for entry in deployment["loads"].values()]
+        for deployment in evidence.experiment.deployments:
+            began = moment(deployment.started)
+            runs = [manifest_of(evidence, entry.directory) for entry in deployment.loads.values()]
             known = [manifest for manifest in runs if manifest]
             if known:
-                spans.append((deployment["name"], None, began, moment(known[0].started), ""))
+                spans.append((deployment.name, None, began, moment(known[0].started), ""))
             for manifest in known:
                 side = "candidate" if manifest.mode == "ngram" else "base"
-                spans.append((deployment["name"], side, *run_times(manifest), f"c{manifest.concurrency}"))
+                spans.append((deployment.name, side, *run_times(manifest), f"c{manifest.concurrency}"))
     else:
         runs_in_order = sorted(
             (run for load in evidence.loads for run in load.runs), key=lambda run: run.manifest.started

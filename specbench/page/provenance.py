@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
+from specbench.deploy.state import PROMPTS
 from specbench.page.answer import primary_line
 from specbench.page.evidence import Evidence, Run, families_of
 from specbench.record.format import Manifest
@@ -117,15 +119,16 @@ def commands(evidence: Evidence) -> list[str]:
     if evidence.experiment is None:
         runs = [run for load in evidence.loads for run in load.runs]
         return [shlex.join(["python", *redacted(run.manifest.command)]) for run in runs]
-    given = evidence.experiment["settings"]
+    given = evidence.experiment.settings
     folder = _from_readme(evidence.folder)
-    words = ["python", "experiment.py", "--target", given["target"], "--out", f"{folder}-again"]
-    words += ["--order", given["order"], "--concurrency", ",".join(map(str, given["concurrency"]))]
-    words += ["--repeats", str(given["repeats"]), "--prompts", f"{folder}/prompts.jsonl"]
-    for option, name in (("--max-tokens", "max_tokens"), ("-p", "project"), ("--owner", "owner"), ("--queue", "queue")):
-        if given[name] is not None:
-            words += [option, str(given[name])]
-    options = ["--", *given["launcher_options"]] if given["launcher_options"] else []
+    words = ["python", "experiment.py", "--target", given.target, "--out", f"{folder}-again"]
+    words += ["--order", given.order, "--concurrency", ",".join(map(str, given.concurrency))]
+    words += ["--repeats", str(given.repeats), "--prompts", f"{folder}/{PROMPTS}"]
+    words += ["--max-tokens", str(given.max_tokens)]
+    for option, value in (("-p", given.project), ("--owner", given.owner), ("--queue", given.queue)):
+        if value is not UNSET:
+            words += [option, str(value)]
+    options = ["--", *given.launcher_options] if given.launcher_options else []
     return [shlex.join([*words, *options])]
 
 
@@ -163,11 +166,8 @@ def limits(evidence: Evidence) -> list[str]:
         found.append("What another deployment would give: there is one of each mode, and a redeploy alone moves times.")
     if len(first["metrics"]["e2el"]["families"]) > 1:
         found.append("All families at once: each verdict beside the primary one errs 5% of the time on its own.")
-    unproven = {
-        sentence
-        for deployment in (evidence.experiment or {}).get("deployments", [])
-        for sentence in (deployment.get("proof") or {}).get("not_proven", [])
-    }
+    deployments = evidence.experiment.deployments if evidence.experiment else []
+    unproven = {sentence for one in deployments if one.proof for sentence in one.proof.not_proven}
     free = "Whether the device was free between deployments; not proven"
     found += [f"{free}: {sentence}." for sentence in sorted(unproven)]
     gates = [gate for load in evidence.loads for gate in load.result["gates"]]
@@ -179,7 +179,7 @@ def limits(evidence: Evidence) -> list[str]:
 
 
 def _status(evidence: Evidence) -> str:
-    return str((evidence.experiment or {}).get("status", "incomplete"))
+    return evidence.experiment.status if evidence.experiment else "incomplete"
 
 
 def _listed(words: Iterable[str]) -> str:

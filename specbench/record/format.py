@@ -215,9 +215,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     stopped: str | None = None
 
     def __post_init__(self) -> None:
-        for name, time in (("started", self.started), ("ended", self.ended)):
-            if time is not None and moment(time).tzinfo is None:
-                raise ValueError(f"`{name}` has no time zone")
+        check_moments(started=self.started, ended=self.ended)
 
     @property
     def launched(self) -> LaunchRecord:
@@ -228,6 +226,13 @@ class Manifest(msgspec.Struct, kw_only=True):
 def moment(text: str) -> datetime:
     """A time as manifest.json and experiment.json hold it. ValueError where it is none."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def check_moments(**times: str | None) -> None:
+    """Raise ValueError for the field whose text is no time, or one without a time zone."""
+    for name, text in times.items():
+        if text is not None and moment(text).tzinfo is None:
+            raise ValueError(f"`{name}` has no time zone")
 
 
 # ---- summary.json

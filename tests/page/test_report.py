@@ -374,7 +374,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "text for loads": (lambda of: of["settings"].update(concurrency="1"), "Expected `array`, got `str`"),
     "no deployments": (lambda of: of.update(deployments=[]), "lists no deployment that was measured"),
     "text for seconds": (lambda of: of["deployments"][0].update(ready_s="x"), "Expected `float | null`, got `str`"),
-    "no time": (lambda of: of["deployments"][0].update(started="x"), "not what was written there"),
+    "no time": (lambda of: of["deployments"][0].update(started="x"), "Invalid isoformat string"),
     "no time zone": (lambda of: of["deployments"][0].update(started="2026-01-01"), "`started` has no time zone"),
     "no pairs": (lambda of: of["comparisons"]["1"].update(pairs=[]), "length >= 1"),
     "a run outside": (
