@@ -104,11 +104,11 @@ def check_writable(path: Path, option: str) -> None:
         if target.is_dir():
             raise UserError(f"{option} {path} is a folder: name a file")
         if not target.parent.is_dir():
-            raise UserError(f"{option} {path}: the folder {target.parent} does not exist; make it, or name another")
+            raise UserError(f"cannot write {path}: its folder does not exist; make it, or name another file with {option}")
         measured = (target.parent / _MEASURED[0]).exists() or target.name in _MEASURED
         holds_lines = target.suffix == ".jsonl" and target.exists()
     except OSError as error:
-        raise UserError(f"{option} {path} cannot be written: {error.strerror}; name another file") from None
+        raise UserError(f"cannot write {path}: {error.strerror}; name another file with {option}") from None
     if measured:
         raise UserError(f"{option} {path} is where measurements are kept: name a file outside of result directories")
     if holds_lines:
