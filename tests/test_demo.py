@@ -68,7 +68,7 @@ def test_this_environment_is_the_locked_one() -> None:
                 assert pin.specifier.contains(version(pin.name)), pin
 
 
-@pytest.mark.parametrize("script", ["bench.py", "compare.py", "experiment.py"])
+@pytest.mark.parametrize("script", ["bench.py", "compare.py", "experiment.py", "forecast.py"])
 def test_the_scripts_start_where_only_the_small_packages_are(tmp_path: Path, script: str) -> None:
     """On a GPU host: no polyaxon and nothing that it brings, no uvloop, no page, no engine."""
     (tmp_path / "sitecustomize.py").write_text(

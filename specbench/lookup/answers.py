@@ -1,6 +1,7 @@
 """Answers whose token ids are known: of a result directory, ready to be replayed."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,17 @@ class Answer(NamedTuple):
 
     case: str
     family: str
-    prompt_ids: list[int]
-    output_ids: list[int]
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
     max_tokens: int | None = None
+
+
+def packed(token_ids: Iterable[int]) -> "array[int]":
+    """Token ids in 4 bytes each, where a list takes 36. Raises UserError for one that no model has."""
+    try:
+        return array("i", token_ids)
+    except OverflowError:
+        raise UserError("a token id is too large to be one: the ids were edited, or are no token ids") from None
 
 
 @dataclass
@@ -47,6 +56,7 @@ def read_answers(directory: Path) -> Answers:
     check_unedited(directory, manifest, read_summary(directory))
     _check_greedy(directory, manifest.request)
     prompts = read_prompt_tokens(directory)
+    packed_prompts = {case: packed(token_ids) for case, token_ids in (prompts or {}).items()}
     limits = output_limits(manifest)
     answers, failed, empty = [], 0, 0
     for request in read_requests(directory):
@@ -55,11 +65,12 @@ def read_answers(directory: Path) -> Answers:
         if request.outcome != "ok":
             failed += 1
             continue
-        prompt_ids, output_ids = _ids(directory, manifest, prompts, request)
+        output_ids = _output_ids(directory, manifest, prompts, request)
         if not output_ids:
             empty += 1
             continue
-        answers.append(Answer(request.case, request.family, prompt_ids, output_ids, limits.get(request.case)))
+        ids = packed_prompts[request.case], packed(output_ids)
+        answers.append(Answer(request.case, request.family, *ids, limits.get(request.case)))
     place = {case.id: number for number, case in enumerate(manifest.inventory.cases)}
     answers.sort(key=lambda answer: place.get(answer.case, len(place)))
     if not answers:
@@ -104,9 +115,10 @@ def _check_greedy(directory: Path, request: Mapping[str, Any]) -> None:
             )
 
 
-def _ids(
+def _output_ids(
     directory: Path, manifest: Manifest, prompts: Mapping[str, list[int]] | None, request: Request
-) -> tuple[list[int], list[int]]:
+) -> list[int]:
+    """The ids of a request's answer, once they and those of its prompt are as many as the server counted."""
     output_ids = request.token_ids
     if output_ids is None:
         raise UserError(
@@ -120,9 +132,8 @@ def _ids(
         )
     if request.case not in prompts:
         raise UserError(f"{directory / PROMPT_TOKENS} lacks the case {request.case!r}: it is of another run")
-    prompt_ids = prompts[request.case]
     for kind, ids, counted in (
-        ("prompt", prompt_ids, request.prompt_tokens),
+        ("prompt", prompts[request.case], request.prompt_tokens),
         ("answer", output_ids, request.completion_tokens),
     ):
         if counted is not None and counted != len(ids):
@@ -130,5 +141,5 @@ def _ids(
                 f"{directory}: the {kind} of {request.case} has {len(ids)} token ids and the server counted {counted} "
                 "tokens: the ids are of another tokenizer, template or run"
             )
-    return prompt_ids, output_ids
+    return output_ids
 

@@ -89,11 +89,13 @@ def _replay_case(
     """Replay the answers of one case, each distinct one once."""
     settings = [each.setting for each in counted]
     shortest, longest = min(each[1] for each in settings), max(each[2] for each in settings)
-    index: PromptIndex | None = None
+    prompt_ids = answers[0].prompt_ids
+    index = PromptIndex(prompt_ids, shortest, longest)
     known: dict[tuple[int | None, tuple[int, ...]], list[Replay]] = {}
     for answer, position in zip(answers, positions, strict=True):
-        if index is None or index.prompt_ids != answer.prompt_ids:
-            index, known = PromptIndex(answer.prompt_ids, shortest, longest), {}
+        if answer.prompt_ids != prompt_ids:
+            prompt_ids = answer.prompt_ids
+            index, known = PromptIndex(prompt_ids, shortest, longest), {}
         key = answer.max_tokens, tuple(answer.output_ids)
         if key not in known:
             known[key] = replay_settings(index, answer.output_ids, settings, answer.max_tokens, max_model_len)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from specbench import UserError
-from specbench.lookup.answers import Answer, Answers
+from specbench.lookup.answers import Answer, Answers, packed
 from specbench.words import count
 from specbench.workload.case import Entry
 from specbench.workload.inventory import Workload, read_workload
@@ -55,7 +55,7 @@ def _answer(path: Path, entry: Entry, tokenizer: Tokenizer) -> Answer:
         output_ids = [*output_ids, tokenizer.end_id]
     limit = entry.case.max_tokens
     limit = None if limit is None else max(limit, len(output_ids))  # the same text may take a token more
-    return Answer(entry.case.id, entry.case.family, prompt_ids, output_ids, limit)
+    return Answer(entry.case.id, entry.case.family, packed(prompt_ids), packed(output_ids), limit)
 
 
 def _notes(workload: Workload, answered: int) -> list[str]:

@@ -5,6 +5,7 @@ Token ids are text in another form: whoever has the tokenizer can read them.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -18,7 +19,7 @@ class PromptTokens(msgspec.Struct):
     """One line: a case and its prompt, chat template included."""
 
     case: str
-    token_ids: list[int]
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 def write_prompt_tokens(directory: Path, prompts: Mapping[str, Sequence[int]]) -> None:

@@ -140,9 +140,9 @@ def test_a_log(tokenizer: FolderTokenizer, tmp_path: Path) -> None:
     path = log(tmp_path, *lines)
     read = read_log(path, tokenizer)
     first, second = read.answers
-    assert first.prompt_ids == [1, 4, 7, 8, 9, 2, 1, 5]
-    assert first.output_ids == [8, 9, 2]  # with the token that ended it
-    assert second.output_ids == [10, 11, 8]  # as many as were counted: it was cut off before one
+    assert list(first.prompt_ids) == [1, 4, 7, 8, 9, 2, 1, 5]
+    assert list(first.output_ids) == [8, 9, 2]  # with the token that ended it
+    assert list(second.output_ids) == [10, 11, 8]  # as many as were counted: it was cut off before one
     assert (first.max_tokens, second.max_tokens) == (3, 3)
     assert any("without an answer" in note for note in read.notes)
     assert any("sampled" in note for note in read.notes) and any("Another model" in note for note in read.notes)
@@ -150,7 +150,7 @@ def test_a_log(tokenizer: FolderTokenizer, tmp_path: Path) -> None:
 
 def test_a_log_without_counts_ends_every_answer(tokenizer: FolderTokenizer, tmp_path: Path) -> None:
     [answer] = read_log(log(tmp_path, line("say one", "one two three")), tokenizer).answers
-    assert (answer.output_ids, answer.max_tokens) == ([8, 9, 10, 2], 4)
+    assert (list(answer.output_ids), answer.max_tokens) == ([8, 9, 10, 2], 4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def write_tokenizer(folder: Path, words: str, template: object = TEMPLATE) -> Pa
 
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*WORDS, *words.split()]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(word) for word in WORDS[:3]])
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
