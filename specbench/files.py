@@ -104,7 +104,7 @@ def check_writable(path: Path, option: str) -> None:
         if target.is_dir():
             raise UserError(f"{option} {path} is a folder: name a file")
         if not target.parent.is_dir():
-            raise UserError(f"cannot write {path}: its folder does not exist; make it, or name another file with {option}")
+            raise UserError(f"cannot write {path}: its folder does not exist; name another file with {option}")
         measured = (target.parent / _MEASURED[0]).exists() or target.name in _MEASURED
         holds_lines = target.suffix == ".jsonl" and target.exists()
     except OSError as error:

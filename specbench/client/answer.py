@@ -30,6 +30,8 @@ class Sample:
         chunks: events with content. A chunk can hold several tokens, so gaps between chunks are no token latencies.
         text: content and reasoning in order of arrival.
         token_ids: None when any event with content came without.
+        prompt_token_ids: from the first event, where the server sends them.
+        draft_tokens, accepted_tokens: of this answer, from llama.cpp's `timings`.
         error: never blank unless the outcome is ok.
     """
 
@@ -47,6 +49,9 @@ class Sample:
     stop_reason: str | int | None = None
     text: str = ""
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
 
     @property
     def decode_ns(self) -> int | None:
@@ -136,6 +141,8 @@ class _Usage(msgspec.Struct, gc=False):
 
 class _Event(msgspec.Struct):
     id: str | None = None
+    prompt_token_ids: Any = None
+    timings: Any = None
     object: str | None = None
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -193,6 +200,11 @@ class _Reader:
         if event.usage is not None:
             sample.prompt_tokens = event.usage.prompt_tokens
             sample.completion_tokens = event.usage.completion_tokens
+        if event.prompt_token_ids:
+            sample.prompt_token_ids = _whole_numbers(event.prompt_token_ids)
+        if isinstance(event.timings, dict):
+            drafts = [event.timings.get("draft_n"), event.timings.get("draft_n_accepted")]
+            sample.draft_tokens, sample.accepted_tokens = _whole_numbers(drafts) or (None, None)
         for choice in event.choices:
             if choice.token_ids:
                 self._ids += choice.token_ids
@@ -220,6 +232,13 @@ class _Reader:
             sample.ttft_ns = elapsed
             if choice.token_ids:
                 sample.first_tokens = len(self._ids)
+
+
+def _whole_numbers(values: Any) -> list[int] | None:
+    """`values` if it is a list of whole numbers from 0 on: a field that is beside the point may hold anything."""
+    if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
+        return values
+    return None
 
 
 # ---- what went wrong

@@ -35,6 +35,7 @@ from specbench.client.connection import Turns
 from specbench.client.request import Exchange, RequestSettings, send
 from specbench.client.transport import Transport
 from specbench.record.format import ClientHealth, Request
+from specbench.workload.case import Case
 from specbench.workload.schedule import Item
 
 LEAST_FAILURES_TO_STOP = 5
@@ -130,6 +131,7 @@ class ClosedLoop:
         sink: takes each row, in order of completion, in a thread of its own. An exception from it stops the run.
         server_changed: asked after a failed request; a sentence stops the run.
         progress: called on the loop, at most every PROGRESS_INTERVAL_S and once at the end.
+        samples: takes each decoded answer on the loop, for what a row does not hold.
     """
 
     items: Sequence[Item] = field(kw_only=False)
@@ -141,6 +143,7 @@ class ClosedLoop:
     sink: Callable[[Request], object]
     server_changed: Callable[[], Awaitable[str | None]] | None = None
     progress: Callable[[Progress], object] | None = None
+    samples: Callable[[Case, Sample], object] | None = None
 
     def __post_init__(self) -> None:
         self._schedule = iter(self.items)
@@ -221,6 +224,8 @@ class ClosedLoop:
         sample = read(exchange)
         self._done += 1
         self._tokens += sample.completion_tokens or 0
+        if self.samples is not None:
+            self.samples(item.case, sample)
         if sample.outcome != "ok":
             self._failures += 1
             self._ask_server(exchange)
@@ -292,6 +297,8 @@ def _row(user: int, item: Item, phase: Phase, start_ns: int, prompt_sha256: str,
         http_status=sample.http_status,
         response_id=sample.response_id,
         prompt_sha256=prompt_sha256,
+        draft_tokens=sample.draft_tokens,
+        accepted_tokens=sample.accepted_tokens,
     )
 
 

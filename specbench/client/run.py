@@ -12,10 +12,12 @@ import httpx
 import msgspec
 
 from specbench import UserError
-from specbench.client import metrics, service
+from specbench.client import metrics, prompts, service
+from specbench.client.answer import Sample
 from specbench.client.control import control_client
 from specbench.client.load import ClosedLoop, LoadResult, Phase, Progress, event_loop_name
 from specbench.client.metrics import Metrics
+from specbench.client.prompts import TokenIds
 from specbench.client.proxy import transport_for
 from specbench.client.request import RequestSettings
 from specbench.client.target import Target, run_in_url
@@ -37,10 +39,12 @@ from specbench.record.format import (
     ServerIdentity,
     Status,
 )
+from specbench.record.prompts import write_prompt_tokens
 from specbench.record.provenance import client_record, now, tool
 from specbench.record.summary import summarize, summary_table
 from specbench.redaction import public_url
 from specbench.words import printable
+from specbench.workload.case import Case
 from specbench.workload.inventory import Inventory
 from specbench.workload.schedule import Item, schedule, schedule_manifest, warmup
 
@@ -146,12 +150,16 @@ class Run:
         service.check_record(server, settings.mode, settings.service_run)
         target.check_inputs(settings.mode, server.record)
         round_trips = await service.round_trips(session.client)
-        tokens = await service.count_prompt_tokens(session.client, cases, session.requests.body())
-        service.check_room(server, cases, tokens or {}, settings.max_tokens)
+        tokenized = await prompts.tokenized(session.client, cases, session.requests.body())
+        lengths = {name: len(token_ids) for name, token_ids in (tokenized or {}).items()}
+        service.check_room(server, cases, lengths, settings.max_tokens)
         cold = await metrics.scrape(session.client)
-        rows = await self._warm_up(session)
-        warm = {row.case: row.prompt_tokens for row in rows if row.prompt_tokens is not None}
-        service.check_room(server, cases, tokens or warm, settings.max_tokens)
+        rows, streamed = await self._warm_up(session)
+        counts = {row.case: row.prompt_tokens for row in rows if row.prompt_tokens is not None}
+        service.check_room(server, cases, lengths | counts, settings.max_tokens)
+        prompt_tokens, source = prompts.choose(cases, streamed, tokenized, counts)
+        if prompt_tokens is not None:
+            write_prompt_tokens(self.out.path, prompt_tokens)
         before = await metrics.scrape_when_settled(session.client, cold, len(rows))
         drafts = Metrics(before).drafts_since(Metrics(cold))
         mode, verified = service.verified_mode(server, settings.mode or target.mode, drafts)
@@ -179,14 +187,24 @@ class Run:
             server=server,
             request=session.requests.body(),
             network=Network(round_trips, session.transport.proxies),
+            prompt_tokens=source,
         ), before
 
-    async def _warm_up(self, session: Session) -> list[Request]:
-        """Send the warm-up requests and store them. A server that fails one is not fit to be measured."""
+    async def _warm_up(self, session: Session) -> tuple[list[Request], TokenIds]:
+        """Send the warm-up requests and store them; also the prompts' token ids, where the server sends them.
+
+        A server that fails one is not fit to be measured.
+        """
         items = warmup(self.inventory)
         say(f"warming up with {len(items)} requests")
         rows: list[Request] = []
-        await self._loop(session, items, "warmup", sink=rows.append).run()
+        prompt_tokens: TokenIds = {}
+
+        def take_prompt(case: Case, sample: Sample) -> None:
+            if sample.prompt_token_ids:
+                prompt_tokens[case.id] = sample.prompt_token_ids
+
+        await self._loop(session, items, "warmup", sink=rows.append, samples=take_prompt).run()
         for row in rows:
             self.out.append(row)
             if row.outcome != "ok":
@@ -194,7 +212,7 @@ class Run:
                 raise UserError(
                     f"warm-up request {row.case} was not answered, mend that first: {row.outcome}: {row.error}"
                 )
-        return rows
+        return rows, prompt_tokens
 
     async def _measure(self, session: Session, manifest: Manifest, before: str) -> LoadResult | None:
         """Send the measured requests; None when interrupted."""
@@ -217,7 +235,7 @@ class Run:
             return None
 
     def _loop(self, session: Session, items: Sequence[Item], phase: Phase, **hooks: Any) -> ClosedLoop:
-        """One phase, at the run's own concurrency. `hooks`: ClosedLoop's sink, server_changed and progress."""
+        """One phase, at the run's own concurrency. `hooks`: ClosedLoop's sink, server_changed, progress and samples."""
         return ClosedLoop(
             items,
             phase=phase,

@@ -195,22 +195,6 @@ def _public(version: str | None) -> str | None:
 # ---- room
 
 
-async def count_prompt_tokens(
-    client: httpx.AsyncClient, cases: Sequence[Case], request: Mapping[str, Any]
-) -> dict[str, int] | None:
-    """Prompt tokens per case id by the server's own POST /tokenize; None where it does not take conversations."""
-    shared = {"model": request["model"], "chat_template_kwargs": request["chat_template_kwargs"]}
-    counts: dict[str, int] = {}
-    for case in cases:
-        body = {**shared, "messages": case.messages, "add_generation_prompt": True}
-        try:
-            answer = await client.post("tokenize", json=body)
-            counts[case.id] = int(answer.raise_for_status().json()["count"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            return None
-    return counts
-
-
 def check_room(
     server: ServerIdentity, cases: Sequence[Case], prompt_tokens: Mapping[str, int], max_tokens: int
 ) -> None:

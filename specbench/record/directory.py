@@ -1,6 +1,7 @@
 """A result directory: what one run of bench.py leaves behind, in plain JSON that jq reads.
 
     requests.jsonl      a line per request, appended as it completes
+    prompt-tokens.jsonl the token ids of each case's prompt, where the server says them
     metrics-before.txt  /metrics after the warm-up        metrics-after.txt  /metrics after the last request
     manifest.json       what was asked of whom, and how the answer was verified
     summary.json        written last, atomically, with requests.jsonl's SHA-256: no summary means the run did not end
@@ -31,6 +32,7 @@ from specbench.record.format import (
     Request,
     Summary,
 )
+from specbench.record.prompts import PROMPT_TOKENS
 
 _Document = TypeVar("_Document", Manifest, Summary)
 
@@ -76,7 +78,7 @@ class ResultDirectory:
     def discard(self) -> None:
         """Leave the place as it was found: nothing in it was measured."""
         self._requests.close()
-        for name in (REQUESTS, METRICS_BEFORE, METRICS_AFTER, MANIFEST, SUMMARY):
+        for name in (REQUESTS, PROMPT_TOKENS, METRICS_BEFORE, METRICS_AFTER, MANIFEST, SUMMARY):
             for file in (self.path / name, self.path / (name + PARTIAL)):
                 file.unlink(missing_ok=True)
         with suppress(OSError):  # somebody else has put something there

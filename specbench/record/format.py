@@ -24,7 +24,11 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One request, as a line of requests.jsonl holds it."""
+    """One request, as a line of requests.jsonl holds it.
+
+    `draft_tokens` and `accepted_tokens` are what the server says it drafted for this answer. llama.cpp's `timings` say
+    it of an answer with a draft; vLLM never does.
+    """
 
     case: str
     family: str
@@ -49,6 +53,8 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     http_status: int | None
     response_id: str | None
     prompt_sha256: str
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
 
     @property
     def tpot_s(self) -> float | None:
@@ -190,6 +196,13 @@ class Network(msgspec.Struct):
     proxies: list[str]
 
 
+class PromptTokenSource(msgspec.Struct):
+    """Where the ids of prompt-tokens.jsonl come from; where there are none, why."""
+
+    source: Literal["stream", "tokenize"] | None
+    missing: str | None
+
+
 class Manifest(msgspec.Struct, kw_only=True):
     """What was asked of whom, how the mode was verified, and how the run ended."""
 
@@ -213,6 +226,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     ended: str | None = None
     status: Status = "running"
     stopped: str | None = None
+    prompt_tokens: PromptTokenSource | None = None
 
     def __post_init__(self) -> None:
         check_moments(started=self.started, ended=self.ended)

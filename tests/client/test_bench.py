@@ -21,7 +21,8 @@ from bench import main as bench_main
 from specbench.files import write_atomically
 from specbench.record import directory
 from specbench.record.directory import read_manifest, read_requests, read_summary
-from specbench.record.format import MANIFEST, REQUESTS, SUMMARY, RequestCounts
+from specbench.record.format import MANIFEST, REQUESTS, SUMMARY, PromptTokenSource, RequestCounts
+from specbench.record.prompts import read_prompt_tokens
 
 UUID = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
@@ -76,7 +77,8 @@ def test_a_run_writes_the_directory_of_the_format(tmp_path: Path) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.iterdir()) == [
-        "manifest.json", "metrics-after.txt", "metrics-before.txt", "requests.jsonl", "summary.json",
+        "manifest.json", "metrics-after.txt", "metrics-before.txt", "prompt-tokens.jsonl", "requests.jsonl",
+        "summary.json",
     ]  # fmt: skip
     manifest, summary, rows = read_manifest(out), read_summary(out), list(read_requests(out))
     assert (manifest.mode, manifest.status, manifest.mode_verified["how"]) == (
@@ -87,6 +89,11 @@ def test_a_run_writes_the_directory_of_the_format(tmp_path: Path) -> None:
     assert manifest.client.location == "same host" and manifest.server.record == record("ngram")
     assert [row.phase for row in rows] == ["warmup"] * 12 + ["measured"] * 9
     assert summary.requests == RequestCounts(scheduled=9, measured=9, ok=9, outcomes={"ok": 9}, warmup=12)
+    # The recorded stream says its prompt's ids, as many as its usage counts.
+    prompts = read_prompt_tokens(out)
+    assert prompts is not None and list(prompts) == [case.id for case in manifest.inventory.cases]
+    assert {len(token_ids) for token_ids in prompts.values()} == {107}
+    assert manifest.prompt_tokens == PromptTokenSource("stream", None)
     # The recorded stream: 67 tokens, the first event holding one, drafts as the stand-in counts them.
     assert {(row.completion_tokens, row.first_tokens, row.outcome) for row in rows} == {(67, 1, "ok")}
     assert summary.server.acceptance_rate == pytest.approx(3 / 5)

@@ -1,7 +1,6 @@
 """What a server says of itself, on a stand-in over a real socket."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -131,19 +130,6 @@ def test_baseline_leaves_the_room_that_ngram_will_need() -> None:
     server = a_server(record={**record("baseline"), "speculative_config": None, "num_speculative_tokens": 5})
     with pytest.raises(UserError, match="5 drafted > 2048"):
         service.check_room(server, [Case("long", "f", [], None, None)], {"long": 2048 - 128 - 4}, 128)
-
-
-def test_tokenize_counts_each_case_or_says_none() -> None:
-    cases = [
-        Case(name, "f", [{"role": "user", "content": "x" * size}], None, None) for name, size in (("a", 40), ("b", 8))
-    ]
-    request = {"model": "m", "chat_template_kwargs": {"enable_thinking": False}}
-    with StandIn() as server:
-        assert ask(server, lambda client: service.count_prompt_tokens(client, cases, request)) == {"a": 10, "b": 2}
-        sent = json.loads(server.seen[0][2])
-        assert sent["chat_template_kwargs"] == {"enable_thinking": False} and sent["add_generation_prompt"] is True
-        server.tokenize = False
-        assert ask(server, lambda client: service.count_prompt_tokens(client, cases, request)) is None
 
 
 # ---- readiness

@@ -49,6 +49,7 @@ from specbench.redaction import command_line, public_url
 KEYS = """
 case family repeat position user phase start_s ttft_s e2el_s decode_s prompt_tokens completion_tokens first_tokens
 chunks finish_reason stop_reason text token_ids outcome error http_status response_id prompt_sha256
+draft_tokens accepted_tokens
 """
 
 

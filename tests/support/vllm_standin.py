@@ -121,7 +121,8 @@ class StandIn:
             answers["/server-record"] = (200, "application/json", self.record)
         if self.tokenize and path == "/tokenize":
             count = sum(len(message["content"]) for message in json.loads(body)["messages"]) // 4
-            answers["/tokenize"] = (200, "application/json", {"count": count, "max_model_len": 2048, "tokens": []})
+            tokens = list(range(count))
+            answers["/tokenize"] = (200, "application/json", {"count": count, "max_model_len": 2048, "tokens": tokens})
         status, kind, value = answers.get(path, (404, "application/json", {"detail": "Not Found"}))
         return _plain(writer, status, kind, value if isinstance(value, str) else json.dumps(value))
 
