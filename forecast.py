@@ -11,14 +11,12 @@ docs/forecast.md describes the method, its error and the JSON.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from specbench import Parser, UserError
 from specbench.client.proxy import transport_for
 from specbench.client.target import find_target
-from specbench.files import check_writable, json_bytes, write_atomically
+from specbench.files import check_writable, json_bytes, path_argument, write_output
 from specbench.lookup.answers import Answers, read_answers
 from specbench.lookup.cost import given_cost, read_cost
 from specbench.lookup.figures import CostRecord, Forecast
@@ -26,6 +24,7 @@ from specbench.lookup.forecast import SWEEP_DRAFTED, SWEEP_MAX, SWEEP_MIN, forec
 from specbench.lookup.logs import read_log
 from specbench.lookup.setting import ARTICLE, Setting, check_setting, grid
 from specbench.lookup.table import markdown, text
+from specbench.terminal import run, say
 from specbench.words import printable
 from specbench.workload.tokenizing import FolderTokenizer, ServerTokenizer, Tokenizer
 
@@ -39,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_writable(path, f"--{option}")
         settings = _settings(arguments)
         result = forecast(_answers(arguments), settings, _cost(arguments))
-        _write(arguments, result)
+        for option, content in (("json", json_bytes), ("markdown", _markdown_bytes)):
+            if (path := getattr(arguments, option)) is not None:
+                write_output(path, content(result), f"--{option}")
     except UserError as error:
-        print(f"forecast.py: {printable(str(error))}", file=sys.stderr)
+        say(f"forecast.py: {error}")
         return 2
     print(printable(text(result)))
     return 0
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="forecast.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "directory", type=Path, nargs="?", metavar="DIRECTORY",
+        "directory", type=path_argument, nargs="?", metavar="DIRECTORY",
         help="result directory of greedy answers, as a rule a baseline's",
     )  # fmt: skip
     for option, default, meaning in (
@@ -63,14 +64,15 @@ def _parser() -> Parser:
         )
     parser.add_argument("--sweep", action="store_true", help="try many settings and show the best")
     parser.add_argument(
-        "--cost", type=Path, metavar="EXPERIMENT", help="folder of experiment.py, which tells what a step costs by load"
-    )
+        "--cost", type=path_argument, metavar="EXPERIMENT",
+        help="folder of experiment.py, which tells what a step costs by load",
+    )  # fmt: skip
     parser.add_argument("--cost-ratio", type=float, metavar="X", help="a step costs X times as much as the baseline's")
-    parser.add_argument("--logs", type=Path, metavar="FILE", help="a log of conversations with their answers instead")
+    parser.add_argument("--logs", type=path_argument, metavar="FILE", help="a log of conversations and answers instead")
     parser.add_argument("--tokenizer", metavar="NAME|FOLDER", help="tokenizer of the model that gave the log's answers")
     parser.add_argument("--url", help="or a server of that model (vLLM or llama.cpp), which then only tokenizes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything (docs/forecast.md)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
+    parser.add_argument("--json", type=path_argument, metavar="FILE", help="write everything (docs/forecast.md)")
+    parser.add_argument("--markdown", type=path_argument, metavar="FILE", help="write the tables as Markdown")
     return parser
 
 
@@ -125,18 +127,9 @@ def _cost(arguments: argparse.Namespace) -> CostRecord | None:
     return read_cost(arguments.cost) if arguments.cost is not None else None
 
 
-def _write(arguments: argparse.Namespace, result: Forecast) -> None:
-    for path, content in ((arguments.json, json_bytes), (arguments.markdown, _markdown_bytes)):
-        if path is not None:
-            try:
-                write_atomically(path, content(result))
-            except OSError as error:
-                raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
-
-
 def _markdown_bytes(result: Forecast) -> bytes:
     return printable(markdown(result)).encode()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run("forecast.py", main))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hold forecasts against what was measured, as a table in Markdown: the evidence of docs/forecast.md.
+"""Hold forecasts against what was measured: the tables of docs/forecast.md, in Markdown.
 
     python benchmarks/forecast_check.py
     python benchmarks/forecast_check.py --cost results/EXPERIMENT --base B-c1 --candidate N-c1 [--outputs OTHER-c1]
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from specbench import Parser, UserError
 from specbench.lookup.checking import Check, check
 from specbench.lookup.cost import cost_of, read_cost
-from specbench.lookup.table import load_name
+from specbench.lookup.table import cost_table, load_name, markdown_table
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "h200-smollm2-135m"
 LOADS = (1, 4, 8)
@@ -73,7 +73,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.cost is None:
-            print(table(list(published_checks())))
+            print(f"{markdown_table(cost_table(read_cost(PUBLISHED)))}\n\n{table(list(published_checks()))}")
             return 0
         if not arguments.base or not arguments.candidate:
             raise UserError("--cost needs --base and --candidate, the deployments that the forecast is held against")

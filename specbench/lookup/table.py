@@ -2,11 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
 
-from specbench.lookup.figures import ANY_LOAD, Estimate, Figures, Forecast, LoadRecord, SettingForecast, best
+from specbench.lookup.figures import (
+    ANY_LOAD,
+    CostRecord,
+    DeploymentRecord,
+    Estimate,
+    Figures,
+    Forecast,
+    LoadRecord,
+    SettingForecast,
+    best,
+)
 from specbench.lookup.setting import ARTICLE, Setting
 from specbench.words import count, some
 
@@ -32,12 +43,14 @@ def text(forecast: Forecast) -> str:
 
 def markdown(forecast: Forecast) -> str:
     """The same as Markdown."""
-    parts = []
-    for table in _tables(forecast):
-        rule = ["---", *("--:" for _ in table.header[1:])]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (table.header, rule, *map(_escaped, table.rows))]
-        parts.append(f"{table.title}\n\n" + "\n".join(lines))
+    parts = [f"{table.title}\n\n{markdown_table(table)}" for table in _tables(forecast)]
     return "\n\n".join([*parts, "\n".join(f"- {sentence}" for sentence in _sentences(forecast))]) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    """The rows of a table as Markdown, without its title."""
+    rule = ["---", *("--:" for _ in table.header[1:])]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (table.header, rule, *map(_escaped, table.rows)))
 
 
 def load_name(load: str) -> str:
@@ -55,6 +68,8 @@ def _tables(forecast: Forecast) -> Iterator[Table]:
         yield _positions_table(one)
         if forecast.cost:
             yield _ratio_table(forecast, one)
+            if ANY_LOAD not in forecast.cost.loads:
+                yield cost_table(forecast.cost)
         return
     for load in forecast.loads:
         title = f"Predicted E2EL ratio of all answers at {load_name(load)}, ngram / baseline"
@@ -104,6 +119,22 @@ def _ratio_table(forecast: Forecast, one: SettingForecast) -> Table:
     rows.append(["cost of a step", *costs])
     assert forecast.cost is not None
     return Table(f"Predicted E2EL ratio, ngram / baseline; cost: {forecast.cost.source}", header, rows)
+
+
+def cost_table(cost: CostRecord) -> Table:
+    """What a step costs by load, in ms: means over the deployments of each mode."""
+    rows = [
+        ["step of the baseline", *(_mean_ms(each.baseline, "undrafted_s") for each in cost.loads.values())],
+        ["step of ngram, no draft", *(_mean_ms(each.ngram, "undrafted_s") for each in cost.loads.values())],
+        ["step of ngram, with a draft", *(_mean_ms(each.ngram, "drafted_s") for each in cost.loads.values())],
+        ["TTFT of the baseline", *(_mean_ms(each.baseline, "ttft_s") for each in cost.loads.values())],
+        ["TTFT of ngram", *(_mean_ms(each.ngram, "ttft_s") for each in cost.loads.values())],
+    ]
+    return Table(f"What was fitted to {cost.source} (ms)", ["", *map(load_name, cost.loads)], rows)
+
+
+def _mean_ms(deployments: Sequence[DeploymentRecord], name: str) -> str:
+    return f"{1e3 * fmean(getattr(each, name) for each in deployments):.2f}"
 
 
 def _sweep_table(forecast: Forecast, title: str, cell: Callable[[SettingForecast], str]) -> Table:
