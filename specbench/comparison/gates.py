@@ -103,6 +103,35 @@ def _capture_size(pair: Pair) -> Gate:
     return Gate("capture size", "ok", captured, needed, f"CUDA graphs up to {captured} tokens, {needed} needed", None)
 
 
+def _graph_mode(pair: Pair) -> Gate:
+    """Unless vLLM ran FULL, an ngram step that is not fully drafted has no full CUDA graph; a baseline step has one.
+
+    A card whose attention backend cannot run FULL falls back: that is named, and does not fire, since nothing helps.
+    """
+    runs = [run for run in pair.deployments if run.mode == "ngram" and run.manifest.server.engine != "llama.cpp"]
+    if not runs:
+        return Gate("graph mode", "ok", None, None, "no side captures CUDA graphs for drafts", None)
+    if silent := [run.name for run in runs if run.launched.cudagraph_mode_ran is None]:
+        sentence = f"{some(silent, _NAMED)}: which CUDA-graph mode ran is not known"
+        return Gate("graph mode", "not checked", None, 0, sentence, _RECORD)
+    ragged = [run for run in runs if run.launched.cudagraph_mode_ran != "FULL"]
+    if not ragged:
+        return Gate("graph mode", "ok", 0, 0, "every decode step of ngram may have a full CUDA graph", None)
+    if {run.launched.cudagraph_mode_ran for run in pair.deployments} in ({"PIECEWISE"}, {"NONE"}):
+        return Gate("graph mode", "ok", 0, 0, "neither mode has full CUDA graphs", None)
+    share, run = max(((1 - (run.summary.server.draft_coverage or 0), run) for run in ragged), key=lambda item: item[0])
+    sentence = (
+        f"{run.name} ran the graph mode {run.launched.cudagraph_mode_ran}: {share:.0%} of its steps drafted nothing "
+        "and had no full CUDA graph, while every baseline step has one; on an H200 at Qwen3-4B's size such a step took "
+        "1.2 to 1.5 times as long as a baseline step, with full graphs 1.0 to 1.2 times"
+    )
+    if all(run.launched.cudagraph_mode == "full" for run in ragged):
+        sentence += "; full graphs were asked for, and this card's attention backend cannot run them"
+        return Gate("graph mode", "ok", share, None, sentence, None)
+    action = "deploy both modes with --cudagraph-mode full"
+    return Gate("graph mode", "fired", share, 0, sentence, action)
+
+
 def _compile_cache(pair: Pair) -> Gate:
     states = [(run, run.launched.compile_cache) for run in pair.deployments]
     if silent := [run.name for run, state in states if state not in ("cold", "warm")]:
@@ -310,6 +339,7 @@ _GATES: tuple[Callable[[Pair], Gate], ...] = (
         unknown="lag of the event loop",
     ),
     _capture_size,
+    _graph_mode,
     _kv_blocks,
     _differs(
         "gpu",

@@ -50,9 +50,7 @@ def test_arrays_are_in_schedule_order_whatever_the_order_of_completion(tmp_path:
     straight = two(tmp_path / "a")
     backwards = two(tmp_path / "b", candidate={"edit": lambda manifest, summary, rows: rows.reverse()})
     for metric in ("e2el", "ttft", "tpot"):
-        np.testing.assert_array_equal(
-            straight.candidates[0].times[metric], backwards.candidates[0].times[metric]
-        )
+        np.testing.assert_array_equal(straight.candidates[0].times[metric], backwards.candidates[0].times[metric])
     np.testing.assert_array_equal(straight.bases[0].shape, backwards.candidates[0].shape)
 
 
@@ -319,10 +317,21 @@ def gate(pair_: Pair, name: str) -> Gate:
 def test_a_healthy_pair_fires_no_gate(tmp_path: Path) -> None:
     gates = check_gates(two(tmp_path))
     assert {gate.state for gate in gates} == {"ok"}, [gate for gate in gates if gate.state != "ok"]
-    assert len({gate.name for gate in gates}) == len(gates) == 16
+    assert len({gate.name for gate in gates}) == len(gates) == 17
 
 
 RECORD = "server.record."
+
+
+def graph_mode(asked: str | None, ran: str | None, coverage: float | None = 0.75) -> Document:
+    """What a run is given whose engine ran this graph mode, with this share of its steps drafted."""
+
+    def both(manifest: Document, summary: Document, rows: list[Document]) -> None:
+        manifest["server"]["record"] |= {"cudagraph_mode": asked, "cudagraph_mode_ran": ran}
+
+    return {"edit": both, "summary": {"server": {"draft_coverage": coverage}}}
+
+
 FIRED = [
     ("drafts in ngram", {"summary": {"server": {"drafts": 0}}}, 0, "ngram-c1 drafted nothing"),
     ("server restarted", {"summary": {"server": {"restarted": True}}}, 1, "restarted during the run"),
@@ -332,6 +341,7 @@ FIRED = [
     ("preemptions", {"summary": {"server": {"preemptions": 3}}}, 3, "preempted requests 3 times"),
     ("client cpu", {"summary": {"client": {"cpu_share": 0.93}}}, 0.93, "used 93% of its core"),
     ("capture size", {"edit": manifest_edit(RECORD + "cudagraph_capture_size", 4)}, 4, "users need 6"),
+    ("graph mode", graph_mode("vllm-default", "FULL_AND_PIECEWISE"), 0.25, "25% of its steps drafted nothing"),
     ("kv blocks", {"edit": manifest_edit("server.cache_config.num_gpu_blocks", "9")}, 9, "need 128"),
     ("gpu", {"edit": manifest_edit(RECORD + "gpus", [{"name": "H100", "memory_mib": 1}])}, 2, "H100"),
     ("driver", {"edit": manifest_edit(RECORD + "driver", "570.1")}, 2, "570.1"),
@@ -397,6 +407,34 @@ def test_capture_size_need_not_reach_beyond_max_num_seqs(tmp_path: Path, size: i
     run = {"concurrency": 8, "edit": four}
     found = gate(two(tmp_path, base=run, candidate=run), "capture size")
     assert (found.state, found.threshold) == (state, 24)
+
+
+def test_a_card_that_cannot_run_full_is_named(tmp_path: Path) -> None:
+    """Full was asked for and the engine fell back: nothing to do, so the gate tells and does not fire."""
+    run = graph_mode("full", "FULL_AND_PIECEWISE")
+    found = gate(two(tmp_path, base=run, candidate=run), "graph mode")
+    assert (found.state, found.number, found.action) == ("ok", 0.25, None)
+    assert "ngram-c1 ran the graph mode FULL_AND_PIECEWISE" in found.sentence
+    assert "this card's attention backend cannot run them" in found.sentence
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "NONE"])
+def test_no_full_graph_in_either_mode_is_no_difference(tmp_path: Path, mode: str) -> None:
+    run = graph_mode("vllm-default", mode)
+    assert gate(two(tmp_path / "both", base=run, candidate=run), "graph mode").state == "ok"
+    assert gate(two(tmp_path / "one", candidate=run), "graph mode").state == "fired"
+
+
+def test_a_graph_mode_that_nothing_reports_is_not_checked(tmp_path: Path) -> None:
+    """As in records of earlier versions, and where the engine did not answer."""
+    for asked in ("full", "vllm-default", None):
+        found = gate(two(tmp_path / str(asked), candidate=graph_mode(asked, None)), "graph mode")
+        assert found.state == "not checked" and "ngram-c1: which CUDA-graph mode ran is not known" in found.sentence
+
+
+def test_steps_of_an_unknown_share_all_count(tmp_path: Path) -> None:
+    run = graph_mode("vllm-default", "FULL_AND_PIECEWISE", coverage=None)
+    assert gate(two(tmp_path, candidate=run), "graph mode").number == 1
 
 
 def test_the_public_part_of_the_version_is_compared(tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def _manifest(
                 "served_model_name": "Qwen/Qwen3-4B",
                 "speculative_config": {"method": "ngram", "num_speculative_tokens": 5} if ngram else None,
                 "prefix_caching": False,
+                "cudagraph_mode": "full",
+                "cudagraph_mode_ran": "FULL",
                 "cudagraph_capture_size": 48,
                 "max_num_seqs": 8,
                 "max_model_len": 2048,
