@@ -65,12 +65,13 @@ def read_answers(directory: Path) -> Answers:
         if request.outcome != "ok":
             failed += 1
             continue
-        output_ids = _output_ids(directory, manifest, prompts, request)
+        limit = limits.get(request.case)
+        output_ids = checked_output_ids(directory, manifest, prompts, request, limit)
         if not output_ids:
             empty += 1
             continue
         ids = packed_prompts[request.case], packed(output_ids)
-        answers.append(Answer(request.case, request.family, *ids, limits.get(request.case)))
+        answers.append(Answer(request.case, request.family, *ids, limit))
     place = {case.id: number for number, case in enumerate(manifest.inventory.cases)}
     answers.sort(key=lambda answer: place.get(answer.case, len(place)))
     if not answers:
@@ -115,15 +116,23 @@ def _check_greedy(directory: Path, request: Mapping[str, Any]) -> None:
             )
 
 
-def _output_ids(
-    directory: Path, manifest: Manifest, prompts: Mapping[str, list[int]] | None, request: Request
+def checked_output_ids(
+    directory: Path,
+    manifest: Manifest,
+    prompts: Mapping[str, list[int]] | None,
+    request: Request,
+    limit: int | None,
 ) -> list[int]:
-    """The ids of a request's answer, once they and those of its prompt are as many as the server counted."""
+    """The ids of a request's answer, once they and those of its prompt are as many as the server counted.
+
+    Raises UserError where ids are missing or contradict the counts or `limit`, the request's max_tokens.
+    """
     output_ids = request.token_ids
     if output_ids is None:
+        engine = manifest.server.engine or "its server"
         raise UserError(
-            f"{directory} holds no token ids of its answers: {manifest.server.engine or 'its server'} streams text "
-            "alone; forecast from a run on vLLM, or from a log with --logs"
+            f"{directory} holds no token ids of its answers, because {engine} streams text alone: its steps cannot be "
+            "replayed; measure on vLLM, or forecast from a log with --logs"
         )
     if prompts is None:
         raise UserError(
@@ -141,5 +150,9 @@ def _output_ids(
                 f"{directory}: the {kind} of {request.case} has {len(ids)} token ids and the server counted {counted} "
                 "tokens: the ids are of another tokenizer, template or run"
             )
+    if limit is not None and len(output_ids) > limit:
+        raise UserError(
+            f"{directory}: an answer to {request.case} has {len(output_ids)} tokens, and at most {limit} were asked "
+            "for: the server did not keep to max_tokens, or the directory was edited"
+        )
     return output_ids
-

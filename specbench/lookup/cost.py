@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench import UserError
-from specbench.lookup.answers import model_limit, output_limits, recorded_setting
+from specbench.lookup.answers import checked_output_ids, model_limit, output_limits, recorded_setting
 from specbench.lookup.figures import ANY_LOAD, CostRecord, DeploymentRecord, Estimate, LoadRecord
 from specbench.lookup.replay import PromptIndex, Replay, replay_settings
 from specbench.lookup.setting import Setting
 from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
 from specbench.record.format import MANIFEST, SUMMARY, Manifest, Request
-from specbench.record.prompts import PROMPT_TOKENS, read_prompt_tokens
+from specbench.record.prompts import read_prompt_tokens
 from specbench.student import t_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -207,16 +207,15 @@ def _read_run(directory: Path, manifest: Manifest) -> _Run:
 
 def _replays(directory: Path, manifest: Manifest, rows: Sequence[Request]) -> list[Replay]:
     prompts = read_prompt_tokens(directory)
-    if prompts is None or any(row.token_ids is None or row.case not in prompts for row in rows):
-        raise UserError(
-            f"{directory} holds no token ids of its answers, or no {PROMPT_TOKENS}: how many steps it took is not known"
-        )
     setting = recorded_setting(directory, manifest)
-    index = {case: PromptIndex(ids, *setting[1:]) for case, ids in prompts.items()}
-    limits, limit = output_limits(manifest), model_limit(manifest)
-    return [
-        replay_settings(index[row.case], row.token_ids or [], [setting], limits.get(row.case), limit)[0] for row in rows
-    ]
+    index = {case: PromptIndex(ids, *setting[1:]) for case, ids in (prompts or {}).items()}
+    limits, model = output_limits(manifest), model_limit(manifest)
+    replays = []
+    for row in rows:
+        limit = limits.get(row.case)
+        output_ids = checked_output_ids(directory, manifest, prompts, row, limit)
+        replays += replay_settings(index[row.case], output_ids, [setting], limit, model)
+    return replays
 
 
 def _check_alike(source: str, runs: Sequence[_Run]) -> None:

@@ -60,9 +60,13 @@ def test_what_did_not_end_ok_is_left_out_and_said(run: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda row: row.update(token_ids=None), "holds no token ids of its answers: vllm streams text alone"),
+        (lambda row: row.update(token_ids=None), "holds no token ids of its answers, because vllm streams text alone"),
         (lambda row: row.update(completion_tokens=3), "the answer of .* token ids and the server counted 3 tokens"),
         (lambda row: row.update(prompt_tokens=1), "the prompt of .* token ids and the server counted 1 tokens"),
+        (
+            lambda row: row.update(token_ids=[7] * 129, completion_tokens=129),
+            "has 129 tokens, and at most 128 were asked for",
+        ),
         (lambda row: row.update(outcome="timeout"), "no answer that ended ok"),
     ],
 )
@@ -103,6 +107,12 @@ def test_prompts_that_were_edited(content: str, sentence: str, tmp_path: Path) -
     (tmp_path / "prompt-tokens.jsonl").write_text(content)
     with pytest.raises(UserError, match=sentence):
         read_prompt_tokens(tmp_path)
+
+
+def test_a_token_id_that_no_model_has(run: Path) -> None:
+    edit_requests(run, lambda row: row.update(token_ids=[2**40], completion_tokens=1))
+    with pytest.raises(UserError, match="too large to be one"):
+        read_answers(run)
 
 
 def test_prompts_are_read_as_they_were_written(tmp_path: Path) -> None:
