@@ -107,7 +107,7 @@ def _check_identity(first: Run, other: Run) -> None:
                 f"{first.name} and {other.name} differ in the request parameter {key}: {_short(one.get(key))} and "
                 f"{_short(two.get(key))}; run both modes with the same parameters"
             )
-    if first.manifest.inventory != other.manifest.inventory:
+    if first.manifest.inventory.cases != other.manifest.inventory.cases:
         raise UserError(f"{first.name} and {other.name} list other cases under one inventory digest; one was edited")
     if not np.array_equal(first.shape, other.shape):
         raise UserError(f"{first.name} and {other.name} sent their requests in different orders; one was edited")

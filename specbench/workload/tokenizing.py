@@ -71,6 +71,19 @@ class ServerTokenizer:
             return self._ids({"prompt": text, "add_special_tokens": False})
         return self._ids({"content": text, "add_special": False, "parse_special": False})
 
+    def max_model_len(self) -> int | None:
+        """The most tokens of prompt and answer together; None where the server does not say."""
+        for path, key in (("v1/models", "data"), ("server-record", "record")):
+            try:
+                value = self._client.get(f"{self._url}/{path}").json()
+                found = value.get(key, value)
+                limit = (found[0] if isinstance(found, list) else found)["max_model_len"]
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+                continue
+            if isinstance(limit, int) and limit > 0:
+                return limit
+        return None
+
     def _llama_cpp_end(self) -> int:
         try:
             text = self._client.get(f"{self._url}/props").json()["eos_token"]

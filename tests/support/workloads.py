@@ -36,18 +36,17 @@ def _family(number: int) -> str:
 
 def _body(question: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": question}]
-    return {"model": "any", "messages": messages, "temperature": 0.7, "max_tokens": 24}
+    return {"model": "any", "messages": messages, "temperature": 0.7, "max_tokens": 8}
 
 
 def _completion(answer: str) -> dict[str, Any]:
-    usage = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
     choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
-    return {"id": "chatcmpl-1", "choices": [choice], "usage": usage}
+    return {"id": "chatcmpl-1", "choices": [choice]}
 
 
 SAMPLES = {
     "native": Sample("native lines", False, lambda n, q, a: {
-        "id": f"case-{n}", "family": _family(n), "messages": [{"role": "user", "content": q}], "max_tokens": 24}),
+        "id": f"case-{n}", "family": _family(n), "messages": [{"role": "user", "content": q}], "max_tokens": 8}),
     "chat bodies": Sample("OpenAI chat lines", False, lambda n, q, a: _body(q)),
     "chat log": Sample("OpenAI chat lines", True, lambda n, q, a: {
         "request_id": f"r{n}", "family": _family(n), "request": _body(q), "response": _completion(a)}),
@@ -55,7 +54,8 @@ SAMPLES = {
     "batch": Sample("OpenAI batch lines", False, lambda n, q, a: {
         "custom_id": f"b{n}", "method": "POST", "url": "/v1/chat/completions", "body": _body(q)}),
     "batch log": Sample("OpenAI batch lines", True, lambda n, q, a: {
-        "custom_id": f"b{n}", "body": _body(q), "response": {"status_code": 200, "body": _completion(a)}}),
+        "custom_id": f"b{n}", "body": _body(q), "response": {"status_code": 200, "body": _completion(a) | {
+            "usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}}}}),
     "vLLM custom": Sample("vLLM custom dataset lines", False, lambda n, q, a: {"prompt": q}),
     "Spec-Bench": Sample("Spec-Bench question lines", False, lambda n, q, a: {
         "question_id": n, "category": _family(n), "turns": [q], "reference": [a]}),
