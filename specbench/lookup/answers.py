@@ -83,7 +83,10 @@ def read_answers(directory: Path) -> Answers:
 
 def output_limits(manifest: Manifest) -> dict[str, int | None]:
     """max_tokens of every case's requests."""
-    return {case.id: case.max_tokens or manifest.request.get("max_tokens") for case in manifest.inventory.cases}
+    usual = manifest.request.get("max_tokens")
+    if usual is not None and not isinstance(usual, int):
+        raise UserError(f"the manifest says max_tokens {usual!r}, which is no number: it was edited")
+    return {case.id: case.max_tokens or usual for case in manifest.inventory.cases}
 
 
 def model_limit(manifest: Manifest) -> int | None:
@@ -154,5 +157,11 @@ def checked_output_ids(
         raise UserError(
             f"{directory}: an answer to {request.case} has {len(output_ids)} tokens, and at most {limit} were asked "
             "for: the server did not keep to max_tokens, or the directory was edited"
+        )
+    longest = model_limit(manifest)
+    if longest is not None and len(prompts[request.case]) + len(output_ids) > longest:
+        raise UserError(
+            f"{directory}: {request.case} and its answer are longer than the server's max_model_len {longest}: the "
+            "directory was edited"
         )
     return output_ids

@@ -1,6 +1,6 @@
 """What a forecast says, as it stands in its JSON (docs/forecast.md)."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
@@ -119,13 +119,17 @@ class Forecast(msgspec.Struct, kw_only=True):
         return next((each for each in self.settings if each.setting == setting), None)
 
 
-def best(settings: Iterable[SettingForecast], load: str | None) -> SettingForecast:
-    """The setting with the least predicted E2EL ratio at `load`; without a load, that with the most tokens per step."""
+def value(figures: Figures, load: str | None) -> float:
+    """What settings are judged by: the predicted E2EL ratio at `load`, or tokens per step where there is no load."""
+    if load is None:
+        return figures.tokens_per_step
+    assert figures.e2el_ratio is not msgspec.UNSET
+    return figures.e2el_ratio[load].ratio
 
-    def rank(each: SettingForecast) -> float:
-        predicted = each.overall.e2el_ratio
-        if load is None or predicted is msgspec.UNSET:
-            return -each.overall.tokens_per_step
-        return predicted[load].ratio
 
-    return min(settings, key=rank)
+def ranked(figures: Mapping[Setting, Figures], load: str | None, share: float) -> tuple[Setting, list[Setting]]:
+    """The best of some settings, and all whose value is within `share` of its value, that which drafts least first."""
+    values = {setting: value(each, load) for setting, each in figures.items()}
+    best = min(values, key=lambda setting: (values[setting] if load else -values[setting], setting))
+    near = [setting for setting in values if abs(values[setting] / values[best] - 1) <= share]
+    return best, sorted(near, key=lambda setting: (figures[setting].draft_tokens, setting))

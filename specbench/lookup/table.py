@@ -16,7 +16,8 @@ from specbench.lookup.figures import (
     Forecast,
     LoadRecord,
     SettingForecast,
-    best,
+    ranked,
+    value,
 )
 from specbench.lookup.setting import ARTICLE, Setting
 from specbench.words import count, some
@@ -148,18 +149,16 @@ def _sweep_table(forecast: Forecast, title: str, cell: Callable[[SettingForecast
 
 def _best_table(forecast: Forecast, load: str | None) -> Table:
     """The best setting of each family and of all, by the ratio at `load` or by tokens per step."""
-    article = forecast.find()
+    header = ["", "best", "there", "article's", f"within {FLAT:.0%}", "of these, drafts least", "there"]
     rows = []
     for name, _ in _lines(forecast.settings[0]):
-        values = {each.setting: _value(_line(each, name), load) for each in forecast.settings}
-        winner = min(values, key=lambda setting: (values[setting] if load else -values[setting], setting))
-        here = "–" if article is None else f"{values[ARTICLE]:.2f}"
-        near = sum(abs(value / values[winner] - 1) <= FLAT for value in values.values())
-        rows.append([name, str(winner), f"{values[winner]:.2f}", here, f"{near} of {len(values)}"])
+        figures = {each.setting: _line(each, name) for each in forecast.settings}
+        shown = {setting: f"{value(each, load):.2f}" for setting, each in figures.items()}
+        best, near = ranked(figures, load, FLAT)
+        share = f"{len(near)} of {len(figures)}"
+        rows.append([name, str(best), shown[best], shown.get(ARTICLE, "–"), share, str(near[0]), shown[near[0]]])
     what = f"E2EL ratio at {load_name(load)}" if load else "tokens per step"
-    return Table(
-        f"The best setting by {what}", ["", "best", "there", "article's", f"within {FLAT:.0%} of the best"], rows
-    )
+    return Table(f"The best setting by {what}", header, rows)
 
 
 # ---- sentences
@@ -172,6 +171,8 @@ def _sentences(forecast: Forecast) -> Iterator[str]:
             yield would_pay(forecast.settings[0], load)
     else:
         yield from _flatness(forecast)
+    if len(families := forecast.settings[0].families) > MOST_FAMILIES:
+        yield f"The tables show all answers only, because there are {len(families)} families; --json writes every one."
     yield from _about_the_error(forecast)
     yield from (note[:1].upper() + note[1:] + "." for note in forecast.notes)
 
@@ -206,17 +207,18 @@ def _break_even(one: SettingForecast) -> str:
 
 def _flatness(forecast: Forecast) -> Iterator[str]:
     loads: list[str | None] = [*forecast.loads] or [None]
+    figures = {each.setting: each.overall for each in forecast.settings}
     for load in loads:
-        top = best(forecast.settings, load)
-        value = _value(top.overall, load)
-        near = sum(abs(_value(each.overall, load) / value - 1) <= FLAT for each in forecast.settings)
+        best, near = ranked(figures, load, FLAT)
         what = f"At {load_name(load)} the least E2EL ratio is" if load else "The most tokens per step are"
         yield (
-            f"{what} {value:.2f}, with {top.setting}; {near} of {len(forecast.settings)} settings are within "
-            f"{FLAT:.0%} of it."
+            f"{what} {value(figures[best], load):.2f}, with {best}; {len(near)} of {len(figures)} settings are within "
+            f"{FLAT:.0%} of it, and of these {near[0]} drafts least."
         )
-    if not forecast.cost:
-        yield "More drafted tokens give fewer steps and dearer ones: --cost or --cost-ratio weighs the two."
+    yield (
+        "As a rule a larger k takes fewer steps, and they may be dearer where the GPU is busy; "
+        + ("these ratios take one cost for every k." if forecast.cost else "tokens per step do not show that.")
+    )
 
 
 def _about_the_error(forecast: Forecast) -> Iterator[str]:
@@ -239,10 +241,7 @@ def _about_the_error(forecast: Forecast) -> Iterator[str]:
         )
     drafted = forecast.cost.num_speculative_tokens
     if any(each.num_speculative_tokens != drafted for each in forecast.settings):
-        yield (
-            f"The cost of a step was measured with k = {drafted} and is taken to be the same for every k; "
-            "docs/forecast.md says how far that was checked."
-        )
+        yield f"The cost was measured with k = {drafted}; docs/forecast.md says how far it was checked for others."
     if forecast.model and forecast.cost.model and forecast.model != forecast.cost.model:
         yield f"The cost is that of {forecast.cost.model}, the answers are those of {forecast.model}."
     yield "How far such forecasts were off when they were checked stands in docs/forecast.md."
@@ -262,10 +261,6 @@ def _lines(one: SettingForecast) -> list[tuple[str, Figures]]:
 
 def _line(one: SettingForecast, name: str) -> Figures:
     return one.overall if name == "overall" else one.families[name]
-
-
-def _value(figures: Figures, load: str | None) -> float:
-    return _estimate(figures, load).ratio if load else figures.tokens_per_step
 
 
 def _estimate(figures: Figures, load: str) -> Estimate:

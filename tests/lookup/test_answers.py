@@ -83,6 +83,15 @@ def test_sampled_runs(name: str, value: float, run: Path) -> None:
         read_answers(run)
 
 
+def test_limits_that_were_edited(run: Path) -> None:
+    edit_manifest(run, lambda manifest: manifest["server"]["model"].update(max_model_len=60))
+    with pytest.raises(UserError, match="longer than the server's max_model_len 60"):
+        read_answers(run)
+    edit_manifest(run, lambda manifest: manifest["request"].update(max_tokens="many"))
+    with pytest.raises(UserError, match="max_tokens 'many', which is no number"):
+        read_answers(run)
+
+
 def test_prompts_that_are_missing(run: Path) -> None:
     prompts = read_prompt_tokens(run)
     assert prompts is not None
