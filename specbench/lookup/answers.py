@@ -96,8 +96,13 @@ def model_limit(manifest: Manifest) -> int | None:
 
 
 def recorded_setting(directory: Path, manifest: Manifest) -> Setting:
-    """The setting that an ngram deployment ran with; UserError where its server did not record it."""
+    """The setting that an ngram deployment ran with; UserError where it is not recorded, or of other rules."""
     recorded = manifest.launched.speculative_config
+    if recorded and recorded.method not in (None, "ngram"):
+        raise UserError(
+            f"{directory} drafted by other rules than vLLM's ({recorded.method}), so its steps cannot be replayed; "
+            "measure on vLLM"
+        )
     numbers = (
         (recorded.num_speculative_tokens, recorded.prompt_lookup_min, recorded.prompt_lookup_max) if recorded else ()
     )
@@ -138,9 +143,11 @@ def checked_output_ids(
             "replayed; measure on vLLM, or forecast from a log with --logs"
         )
     if prompts is None:
+        source = manifest.prompt_tokens
+        why = f", because {source.missing}" if source and source.missing else ""
         raise UserError(
-            f"{directory} has no {PROMPT_TOKENS}, the token ids of its prompts: measure again with this version of "
-            "bench.py, or add the file with benchmarks/prompt_tokens.py"
+            f"{directory} has no {PROMPT_TOKENS}, the token ids of its prompts{why}: measure again with this version "
+            "of bench.py, or add the file with benchmarks/prompt_tokens.py"
         )
     if request.case not in prompts:
         raise UserError(f"{directory / PROMPT_TOKENS} lacks the case {request.case!r}: it is of another run")

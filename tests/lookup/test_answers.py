@@ -102,6 +102,9 @@ def test_prompts_that_are_missing(run: Path) -> None:
     (run / "prompt-tokens.jsonl").unlink()
     with pytest.raises(UserError, match=r"has no prompt-tokens\.jsonl"):
         read_answers(run)
+    edit_manifest(run, lambda manifest: manifest.update(prompt_tokens={"source": None, "missing": "of this"}))
+    with pytest.raises(UserError, match="the token ids of its prompts, because of this: measure again"):
+        read_answers(run)
 
 
 @pytest.mark.parametrize(

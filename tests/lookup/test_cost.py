@@ -136,6 +136,7 @@ SPECULATION = "server.record.speculative_config"
     [
         (f"{SPECULATION}.num_speculative_tokens", 3, "more than one setting"),
         (SPECULATION, None, "what was drafted"),
+        (f"{SPECULATION}.method", "ngram-simple", "drafted by other rules than vLLM's"),
         ("server.model.id", "other", "more than one model"),
         ("inventory.sha256", "0", "more than one prompts file"),
     ],
