@@ -22,27 +22,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from specbench import Parser, UserError
-from specbench.deploy.closing import closing
-from specbench.deploy.experiment import Experiment
-from specbench.deploy.opening import Given, held, new_experiment, old_experiment, target_of
-from specbench.deploy.processes import HOST
-from specbench.deploy.state import TargetName
-from specbench.deploy.targets import ROOT
-from specbench.words import printable
+from specbench import Parser, UserError, terminal
+from specbench.deploy.given import Given, TargetName
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ROOT = Path(__file__).resolve().parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     given = parse(argv)
-    for name in ("NO_PROXY", "no_proxy"):  # no proxy leads to this machine's own servers
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
-    for number in SIGNALS:
+    for number in terminal.ending_signals():
         signal.signal(number, interrupt)
     started = False
     try:
+        # Imported here, so that Ctrl-C meanwhile is one sentence.
+        from specbench.deploy.closing import closing
+        from specbench.deploy.experiment import Experiment
+        from specbench.deploy.opening import held, new_experiment, old_experiment, target_of
+        from specbench.deploy.processes import HOST
+
+        for name in ("NO_PROXY", "no_proxy"):  # no proxy leads to this machine's own servers
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
         state = old_experiment(given) if given.resume else new_experiment(given)
         with held(given.out):
             target = target_of(state.settings, given, state.id)
@@ -53,15 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(closing(given.out, state), flush=True)
         make_page(given.out)
     except UserError as error:
-        print(f"experiment.py: {printable(str(error))}", file=sys.stderr)
+        say(str(error))
+        return 2
+    except OSError as error:
+        kept = "all that it started is ended, what was measured is kept; mend that and give --resume"
+        say(f"cannot go on, {error.filename or given.out}: {error.strerror or error}: {kept}")
         return 2
     except KeyboardInterrupt:
         again = shlex.join([sys.executable, sys.argv[0], "--out", str(given.out), "--resume"])
         sentence = f"interrupted, and all that it started is ended; go on with: {again}"
-        if not started:
-            sentence = "interrupted before anything was started: give the same command again"
-        print(f"experiment.py: {sentence}", file=sys.stderr)
-        return 130
+        say(sentence if started else "interrupted before anything was started: give the same command again")
+        return terminal.INTERRUPTED
     return 0
 
 
@@ -79,7 +81,8 @@ def parse(argv: Sequence[str] | None) -> Given:
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; with --resume, the experiment's")
     add("--order", help="deployments: B baseline, N ngram, pairs that alternate (default: BNNB)")
     add("--concurrency", metavar="N,N,…", help="users at a time, one result directory each (default: 1,4,8)")
-    add("--repeats", type=int, help="of the whole inventory in each directory (default: 10)")
+    repeats = "of the inventory in each directory (default: 10 for each user, so that each load lasts about as long)"
+    add("--repeats", type=int, help=repeats)
     add("--max-tokens", type=int, metavar="N", help="for cases without their own (default: 128)")
     add("--prompts", type=Path, metavar="FILE", help="inventory (default: prompts.jsonl)")
     resume = (
@@ -107,12 +110,16 @@ def make_page(folder: Path) -> None:
         subprocess.run([sys.executable, str(ROOT / "report.py"), str(folder)], check=False)
 
 
+def say(sentence: str) -> None:
+    terminal.say(f"experiment.py: {sentence}")
+
+
 def interrupt(number: int, frame: object) -> None:
     """Turn the first signal into KeyboardInterrupt; later ones would cut the cleaning up short, which has deadlines."""
-    for known in SIGNALS:
+    for known in terminal.ending_signals():
         signal.signal(known, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(terminal.run("experiment.py", main))

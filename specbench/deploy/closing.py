@@ -13,7 +13,8 @@ def closing(folder: Path, state: State) -> str:
     """Each load's table in full, then one line a load, then what could not be proven."""
     blocks = []
     results = []
-    for load, comparison in state.comparisons.items():
+    for load in state.settings.concurrency:
+        comparison = state.comparisons[load]
         users = count(load, "user")
         blocks += [f"==== {users}", (folder / str(comparison.text)).read_text()]
         results.append((users, json.loads((folder / comparison.json).read_bytes())))
@@ -22,7 +23,7 @@ def closing(folder: Path, state: State) -> str:
     if any(result["verdict"]["verdict"] == "not comparable" for _, result in results):
         blocks += ["not comparable: outputs differ by more than these repeats can judge; more --repeats can."]
     unproven = {sentence for one in state.deployments if one.proof for sentence in one.proof.not_proven}
-    blocks += [f"Not proven between deployments: {sentence}" for sentence in sorted(unproven)]
+    blocks += [f"Not proven between deployments: {printable(sentence)}" for sentence in sorted(unproven)]
     return "\n".join(blocks)
 
 

@@ -4,6 +4,8 @@ Every step is on disk before the next begins, so that after a crash, a signal or
 left running, keeps every finished result directory and goes on; at most the directory in progress is lost.
 """
 
+import contextlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,8 +24,8 @@ from specbench.deploy.state import (
     write_state,
 )
 from specbench.deploy.targets import ROOT, Target
-from specbench.record.directory import read_manifest, read_summary
-from specbench.record.format import MANIFEST, SUMMARY
+from specbench.record.directory import check_unedited, read_manifest, read_summary
+from specbench.record.format import REQUESTS
 from specbench.record.provenance import now
 from specbench.words import count, roughly
 
@@ -77,13 +79,22 @@ class Experiment:
             self.state.device = Device(machine_boot(), self.target.memory())
 
     def end_leftovers(self) -> None:
-        """End what an earlier call may have left running, prove it gone, settle what was in progress."""
+        """End what an earlier call may have left running, prove it gone, look at what it measured."""
         self.end_all()
+        self.look_again()
         for deployment in self.state.deployments:
             if deployment.proof is None:
                 if deployment.status in ("starting", "ready"):
                     deployment.status = "interrupted"
                 self.prove(deployment)
+
+    def look_again(self) -> None:
+        """A result directory that is gone, or is no longer what bench.py left, is measured again."""
+        for deployment in self.state.deployments:
+            for measurement in deployment.loads.values():
+                if measurement.status == "done" and (fault := fault_of(self.folder / measurement.directory)):
+                    measurement.status = "unfinished"
+                    self.say(deployment, f"{measurement.directory} does not count and is measured again: {fault}")
 
     def end_all(self) -> None:
         """End whatever may still run of comparisons and of deployments not proven gone; twice does no harm."""
@@ -92,6 +103,7 @@ class Experiment:
         for deployment in self.state.deployments:
             if deployment.proof is None:
                 self.end(deployment)
+        self.save()
 
     # ---- one place in the order
 
@@ -132,11 +144,12 @@ class Experiment:
         except KeyboardInterrupt:
             deployment.status = "interrupted"
             raise
-        except UserError:
+        except (UserError, OSError):
             deployment.status = "failed"
             raise
         finally:
             self.end(deployment)
+            self.save()
         self.prove(deployment)
         return death
 
@@ -169,7 +182,8 @@ class Experiment:
 
     def bench_command(self, deployment: Deployment, load: int) -> list[str]:
         command = [sys.executable, str(ROOT / "bench.py"), "--url", str(deployment.url), "--mode", deployment.mode]
-        command += ["--concurrency", str(load), "--repeats", str(self.settings.repeats), "--prompts", PROMPTS]
+        command += ["--concurrency", str(load), "--repeats", str(self.settings.repeats_at(load))]
+        command += ["--seed", str(self.settings.seed_of(deployment.index)), "--prompts", PROMPTS]
         command += ["--max-tokens", str(self.settings.max_tokens)]
         return [*command, "--out", deployment.loads[load].directory, *self.target.bench_options(deployment)]
 
@@ -189,10 +203,7 @@ class Experiment:
         if _was_aborted(self.folder / name):
             return f"while bench.py wrote {name}, whose manifest.json says why"
         if measurement.status != "done":
-            raise UserError(
-                f"bench.py ended with exit code {measurement.exit_code} on {name}: it says why above; "
-                "--resume measures it again"
-            )
+            raise UserError(f"bench.py {_ending(measurement.exit_code)} on {name}; --resume measures it again")
         return None
 
     def end(self, deployment: Deployment) -> None:
@@ -202,7 +213,6 @@ class Experiment:
                 end_process(measurement.process, BENCH_GRACE_S)
                 settle(measurement, self.folder)
         self.target.stop(deployment)
-        self.save()
 
     def prove(self, deployment: Deployment) -> None:
         """Prove the device free and keep what was proven; the next deployment starts only after this."""
@@ -234,7 +244,7 @@ class Experiment:
         finally:
             end_process(comparison.process, grace_s=0)
         self.save()
-        if comparison.exit_code not in (0, 1):
+        if comparison.exit_code not in (0, 1) or not (self.folder / json).exists():
             raise UserError(
                 f"compare.py ended with exit code {comparison.exit_code} at {count(load, 'user')}; "
                 f"it said: {log.read_text()}"
@@ -277,16 +287,35 @@ class Experiment:
 
 def settle(measurement: Measurement, folder: Path) -> None:
     """A load whose bench.py is gone is done when its directory holds every request, whatever became of this script."""
-    directory = folder / measurement.directory
-    measurement.status = "unfinished"
-    if (directory / SUMMARY).exists() and read_manifest(directory).status == "complete":
-        requests = read_summary(directory).requests
-        measurement.status = "done" if requests.ok == requests.scheduled else "unfinished"
+    measurement.status = "unfinished" if fault_of(folder / measurement.directory) else "done"
+
+
+def fault_of(directory: Path) -> str | None:
+    """Why a result directory is not a whole run as bench.py left it, None when it is."""
+    try:
+        manifest, summary = read_manifest(directory), read_summary(directory)
+        check_unedited(directory, manifest, summary)
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        return f"{directory / REQUESTS} cannot be read ({error.strerror})"
+    if manifest.status != "complete" or summary.requests.ok != summary.requests.scheduled:
+        return f"its run is {manifest.status}, {summary.requests.ok} of {summary.requests.scheduled} requests are ok"
+    return None
 
 
 def _was_aborted(directory: Path) -> bool:
     """Whether bench.py gave up on a server that failed request after request or restarted."""
-    return (directory / MANIFEST).exists() and read_manifest(directory).status == "aborted"
+    with contextlib.suppress(UserError):
+        return read_manifest(directory).status == "aborted"
+    return False
+
+
+def _ending(code: int | None) -> str:
+    """How bench.py ended that left no whole directory. It says why when it ends by itself."""
+    if code is not None and code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}" + (": it says why above" if code in (1, 2) else "")
 
 
 def _compile_cache(directory: Path) -> str:

@@ -6,20 +6,20 @@ import math
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from specbench import UserError
+from specbench.deploy.given import Given, TargetName
 from specbench.deploy.polyaxon_target import PolyaxonTarget, params_in
+from specbench.deploy.processes import HOST, port_answers
 from specbench.deploy.state import (
     PROMPTS,
     STATE,
     Settings,
     State,
-    TargetName,
     check_order,
     read_state,
 )
@@ -30,29 +30,12 @@ from specbench.record.provenance import now, tool
 from specbench.redaction import REDACTED, redacted
 from specbench.workload.inventory import read_inventory
 
-DEFAULTS = {"order": "BNNB", "concurrency": [1, 4, 8], "repeats": 10, "max_tokens": 128, "launcher_options": []}
-
-
-@dataclass
-class Given:
-    """The command line of experiment.py; None is what it does not name."""
-
-    out: Path
-    resume: bool = False
-    target: TargetName | None = None
-    order: str | None = None
-    concurrency: str | None = None
-    repeats: int | None = None
-    max_tokens: int | None = None
-    prompts: Path | None = None
-    port: int | None = None
-    startup_timeout: float = 1800.0
-    project: str | None = None
-    owner: str | None = None
-    queue: str | None = None
-    approve: bool = False
-    insecure_http: bool = False
-    launcher_options: list[str] = field(default_factory=list)
+DEFAULTS = {"order": "BNNB", "concurrency": [1, 4, 8], "max_tokens": 128, "launcher_options": []}
+# The same number of requests for each user at every load, so that each load lasts about as long, and no run at many
+# users is over in seconds: what happens in one second must not decide over a deployment.
+REPEATS_PER_USER = 10
+MOST_REPEATS = 100_000
+MOST_USERS = 1_000_000
 
 
 def new_experiment(given: Given) -> State:
@@ -63,12 +46,14 @@ def new_experiment(given: Given) -> State:
     if given.target is None:
         raise UserError("--target is missing: local (embedded engine, no GPU), vllm (a GPU with vLLM) or polyaxon")
     given.prompts = given.prompts or ROOT / PROMPTS
-    settings = msgspec.convert({**DEFAULTS, **given_settings(given)}, Settings)
+    settings = new_settings(given)
     prompts = given.prompts.read_bytes()
     if folder.exists() and not (folder.is_dir() and _is_unused(folder, prompts)):
         raise UserError(f"--out {folder} is not an empty folder: give another --out")
     identity = uuid.uuid4().hex[:8]
     target_of(settings, given, identity).check()
+    if given.port is not None and port_answers(given.port):
+        raise UserError(f"--port {given.port} of {HOST} is taken: stop what listens there, or leave --port out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / PROMPTS).exists() or (folder / PROMPTS).read_bytes() != prompts:
@@ -78,6 +63,14 @@ def new_experiment(given: Given) -> State:
     return State(
         id=identity, tool=tool(), settings=settings, status="running", started=now(), deployments=[], comparisons={}
     )
+
+
+def new_settings(given: Given) -> Settings:
+    """What the command line names, and the defaults of the rest: repeats that grow with the load, a seed per pair."""
+    named = {**DEFAULTS, **given_settings(given)}
+    repeats = {load: min(REPEATS_PER_USER * load, MOST_REPEATS) for load in named["concurrency"]}
+    seeds = [0] * (len(named["order"]) // 2)  # one schedule, until compare.py takes another one for every pair
+    return msgspec.convert({"repeats": repeats, **named, "seeds": seeds}, Settings)
 
 
 def _is_unused(folder: Path, prompts: bytes) -> bool:
@@ -120,9 +113,11 @@ def given_settings(given: Given) -> dict[str, Any]:
         check_order(given.order)
     if given.concurrency is not None:
         named["concurrency"] = parse_loads(given.concurrency)
-    for option, value in (("--repeats", given.repeats), ("--max-tokens", given.max_tokens)):
+    for option, value, most in (("--repeats", given.repeats, MOST_REPEATS), ("--max-tokens", given.max_tokens, None)):
         if value is not None and value < 1:
             raise UserError(f"{option} {value}: must be at least 1")
+        if value is not None and most is not None and value > most:
+            raise UserError(f"{option} {value:,}: must be at most {most:,}")
     if given.prompts is not None:
         named["prompts_sha256"] = read_inventory(given.prompts).sha256
     if given.launcher_options:
@@ -132,8 +127,9 @@ def given_settings(given: Given) -> dict[str, Any]:
 
 def parse_loads(text: str) -> list[int]:
     """Numbers of users, as in 1,4,8."""
-    loads = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(loads) < 1 or len(set(loads)) < len(loads):
+    parts = [part.strip() for part in text.split(",")]
+    loads = [int(part) if part.isdecimal() and len(part) < 10 else 0 for part in parts]
+    if min(loads) < 1 or max(loads) > MOST_USERS or len(set(loads)) < len(loads):
         raise UserError(f"--concurrency {text}: give different whole numbers from 1 on, such as 1,4,8")
     return loads
 

@@ -12,27 +12,35 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from specbench import UserError
+from specbench.deploy.given import TargetName
 from specbench.files import json_bytes, write_atomically
-from specbench.record.format import Mode, Positive, Tool, check_moments
+from specbench.record.format import Mode, Natural, Positive, Tool, check_moments
 from specbench.record.order import alternates
 
-FORMAT = 1
+FORMAT = 2  # 1: one number of repeats and one schedule for everything
+READABLE = (1, FORMAT)
 STATE = "experiment.json"
 PROMPTS = "prompts.jsonl"
 MODES: dict[str, Mode] = {"B": "baseline", "N": "ngram"}
 
-TargetName = Literal["local", "vllm", "polyaxon"]
 # One component of a path: no way out of the folder, and no option where a command takes it for one.
 FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=200)]
 Load = Annotated[int, Meta(ge=1, le=1_000_000)]
+Repeats = Annotated[int, Meta(ge=1, le=100_000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What was asked for. `launcher_options` are redacted."""
+    """What was asked for. `launcher_options` are redacted.
+
+    `repeats` is one number for every load, or one by load. `seeds` holds one per pair of the order, so that each pair
+    has a schedule of its own; without it every schedule has seed 0.
+    """
 
     order: Annotated[str, Meta(min_length=2, max_length=1000)]
-    concurrency: Annotated[list[Load], Meta(min_length=1)]
-    repeats: Annotated[int, Meta(ge=1, le=100_000)]
+    concurrency: Annotated[list[Load], Meta(min_length=1, max_length=1000)]
+    repeats: Repeats | dict[Load, Repeats]
+    seeds: list[Natural] | UnsetType = UNSET
     max_tokens: Positive = 128
     launcher_options: list[str] = []
     target: TargetName
@@ -40,6 +48,14 @@ class Settings(msgspec.Struct, kw_only=True):
     project: str | UnsetType = UNSET
     owner: str | UnsetType = UNSET
     queue: str | UnsetType = UNSET
+
+    def repeats_at(self, load: int) -> int:
+        """How often each case is sent in one directory at `load` users."""
+        return self.repeats if isinstance(self.repeats, int) else self.repeats[load]
+
+    def seed_of(self, index: int) -> int:
+        """The seed of the schedule at a place in the order (from 1), the same for both modes of a pair."""
+        return self.seeds[(index - 1) // 2] if self.seeds else 0
 
 
 class Process(msgspec.Struct):
@@ -73,7 +89,7 @@ class Measurement(msgspec.Struct, kw_only=True):
     directory: FileName
     status: Literal["running", "done", "unfinished"]
     process: Process | None = None
-    seconds: float | None = None
+    seconds: Seconds | None = None
     exit_code: int | None = None
 
 
@@ -103,7 +119,7 @@ class Deployment(msgspec.Struct, kw_only=True):
     mode: Mode
     status: Literal["starting", "ready", "done", "died", "interrupted", "failed"]
     started: str
-    ready_s: float | None = None
+    ready_s: Seconds | None = None
     compile_cache: str | None = None
     gpu_memory_mib: Memory = msgspec.field(default_factory=Memory)
     url: str | None = None
@@ -182,14 +198,30 @@ def read_state(folder: Path) -> State:
         version = None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): it was edited or cut off; {again}") from None
-    if version != FORMAT:
-        raise UserError(f"{path} has format {version!r}, this version reads {FORMAT}: use the version that wrote it")
+    if version not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise UserError(f"{path} has format {version!r}, this version reads {known}: use the version that wrote it")
     try:
         state = msgspec.json.decode(content, type=State)
-        check_order(state.settings.order)
+        _check_agreement(state)
     except (msgspec.ValidationError, RecursionError, UserError) as error:
         raise UserError(f"{path} is not what experiment.py writes: {error}; it was edited: {again}") from None
     return state
+
+
+def _check_agreement(state: State) -> None:
+    """Raise UserError where parts of a state contradict each other."""
+    settings = state.settings
+    check_order(settings.order)
+    if len(set(settings.concurrency)) < len(settings.concurrency):
+        raise UserError("a load stands twice in $.settings.concurrency")
+    if not isinstance(settings.repeats, int) and settings.repeats.keys() != set(settings.concurrency):
+        raise UserError("$.settings.repeats and $.settings.concurrency name other loads")
+    if settings.seeds and len(settings.seeds) != len(settings.order) // 2:
+        raise UserError("$.settings.seeds does not hold one per pair of $.settings.order")
+    for deployment in state.deployments:
+        if deployment.index > len(settings.order) or MODES[settings.order[deployment.index - 1]] != deployment.mode:
+            raise UserError(f"{deployment.name} is not what stands in $.settings.order at place {deployment.index}")
 
 
 def check_order(order: str) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -135,7 +136,7 @@ class LocalTarget:
             return Proof(["it ran on another machine or before a reboot"])
         if left := [one.pid for one in living(process)]:
             raise UserError(f"processes {left} of {name} still run: end them, then --resume")
-        port = int(str(deployment.url).rpartition(":")[2])
+        port = _port_of(deployment)
         if not wait_until(lambda: not port_answers(port), FREE_PATIENCE_S):
             raise UserError(f"port {port} still answers after {name} ended: end what listens there, then --resume")
         memory = self.prove_memory(deployment)
@@ -188,6 +189,13 @@ class VllmTarget(LocalTarget):
                 "nvidia-smi shows by whom, end it, then --resume"
             )
         return Proof([f"GPU memory is within {TOLERANCE_MIB} MiB of where it was"])
+
+
+def _port_of(deployment: Deployment) -> int:
+    with contextlib.suppress(ValueError):
+        if port := urlsplit(deployment.url or "").port:
+            return port
+    raise UserError(f"the state names no port of {deployment.name}: it was edited, begin again with another --out")
 
 
 def _get(url: str) -> httpx.Response:

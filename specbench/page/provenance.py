@@ -123,7 +123,9 @@ def commands(evidence: Evidence) -> list[str]:
     folder = _from_readme(evidence.folder)
     words = ["python", "experiment.py", "--target", given.target, "--out", f"{folder}-again"]
     words += ["--order", given.order, "--concurrency", ",".join(map(str, given.concurrency))]
-    words += ["--repeats", str(given.repeats), "--prompts", f"{folder}/{PROMPTS}"]
+    if isinstance(given.repeats, int):  # else they grow with the load, which is the default
+        words += ["--repeats", str(given.repeats)]
+    words += ["--prompts", f"{folder}/{PROMPTS}"]
     words += ["--max-tokens", str(given.max_tokens)]
     for option, value in (("-p", given.project), ("--owner", given.owner), ("--queue", given.queue)):
         if value is not UNSET:

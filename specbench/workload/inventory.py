@@ -9,8 +9,6 @@ The native format is JSON Lines, one case a line:
 `answer` (a text) and `usage` (`prompt_tokens`, `completion_tokens`).
 """
 
-import contextlib
-import gc
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -86,11 +84,10 @@ def read_inventory(path: Path) -> Inventory:
     """
     reading = _Reading(path)
     cases: list[Case] = []
-    with _without_collection():
-        for found in reading.entries():
-            if isinstance(found, LeftOut):
-                raise UserError(f"{path} line {found.line} {found.reason}")
-            cases.append(found.case)
+    for found in reading.entries():
+        if isinstance(found, LeftOut):
+            raise UserError(f"{path} line {found.line} {found.reason}")
+        cases.append(found.case)
     if not cases:
         raise UserError(f"{path} holds no case; write one JSON object a line")
     return Inventory(path.name, cases, cases_digest(cases), reading.notes())
@@ -104,12 +101,11 @@ def read_workload(path: Path) -> Workload:
     reading = _Reading(path)
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
-    with _without_collection():
-        for found in reading.entries():
-            if isinstance(found, LeftOut):
-                left_out.append(found)
-            else:
-                entries.append(found)
+    for found in reading.entries():
+        if isinstance(found, LeftOut):
+            left_out.append(found)
+        else:
+            entries.append(found)
     if not entries:
         first = f": line {left_out[0].line} {left_out[0].reason}" if left_out else "; write one JSON object a line"
         raise UserError(f"{path} holds no case{first}")
@@ -132,18 +128,6 @@ def list_digest(elements: Iterable[str]) -> str:
         separator = ","
     state.update(b"]")
     return state.hexdigest()
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """No garbage collection: all that is made stays, and looking through it takes a fifth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Reading:

@@ -44,7 +44,8 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(experiment, "make_page", lambda folder: None)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    handlers = {number: signal.getsignal(number) for number in (*experiment.SIGNALS, signal.SIGQUIT)}
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in ending}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

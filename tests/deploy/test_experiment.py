@@ -1,6 +1,9 @@
 """The experiment over real processes and sockets: whole, failing, killed at named states and resumed."""
 
+import errno
 import json
+import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -14,11 +17,13 @@ from support.experiments import CASES, assert_complete, on_local, on_vllm, run, 
 import experiment
 from specbench import UserError
 from specbench.deploy import processes
+from specbench.deploy import state as state_module
 from specbench.deploy.closing import in_short
 from specbench.deploy.experiment import Experiment
 from specbench.deploy.opening import new_experiment
-from specbench.deploy.state import Deployment
+from specbench.deploy.state import Deployment, State
 from specbench.deploy.targets import LocalTarget
+from specbench.record.directory import read_manifest
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path, prompts: Path) -> None:
@@ -29,6 +34,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path, prompts: Path) -> 
     assert answer.error.splitlines() == [
         f"experiment.py: --port {port} of 127.0.0.1 is taken: stop what listens there, or leave --port out"
     ]
+    assert not (tmp_path / "out").exists()
 
 
 # ---- whole experiments on launch_vllm.py, with recorded streams behind it
@@ -52,6 +58,9 @@ def test_a_whole_experiment_on_a_gpu_host(tmp_path: Path, prompts: Path) -> None
     ]  # fmt: skip
     assert "[3 of 4] 03-ngram: 2 users, about" in answer.out
     assert "In short" in answer.out and "overall" in answer.out
+
+    seeds = [read_manifest(out / f"{name}-c{load}").schedule.seed for name in names for load in (1, 2)]
+    assert seeds == [0] * 8
 
     again = run("--out", out, "--resume")
     assert again.code == 0 and "[1 of 4]" not in again.out and "In short" in again.out
@@ -121,10 +130,81 @@ def test_secrets_in_options_are_not_stored(tmp_path: Path, prompts: Path, gpu: P
     assert answer.code == 2 and "give them again" in answer.error
 
 
+# ---- what became of a folder meanwhile
+
+
+@pytest.mark.usefixtures("gpu")
+def test_directories_that_are_gone_or_damaged_are_measured_again(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*on_vllm(prompts, out, loads="1,2")).code == 0
+    shutil.rmtree(out / "01-baseline-c1")
+    with (out / "02-ngram-c2" / "requests.jsonl").open("a") as requests:
+        requests.write("{}\n")
+    kept = (out / "01-baseline-c2" / "summary.json").stat().st_mtime_ns
+    answer = run("--out", out, "--resume")
+    assert answer.code == 0, answer.error
+    assert "01-baseline-c1 does not count and is measured again" in answer.out
+    assert "02-ngram-c2 does not count and is measured again" in answer.out
+    assert_complete(out, (1, 2))
+    pairs = {load: step["pairs"] for load, step in state(out)["comparisons"].items()}
+    assert pairs == {"1": [["01-baseline-2-c1", "02-ngram-c1"]], "2": [["01-baseline-c2", "02-ngram-2-c2"]]}
+    assert (out / "01-baseline-c2" / "summary.json").stat().st_mtime_ns == kept
+
+
+@pytest.mark.usefixtures("gpu")
+def test_prompts_that_are_gone_are_one_sentence(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*on_vllm(prompts, out, fake="--fail-at-start")).code == 2
+    (out / "prompts.jsonl").unlink()
+    answer = run("--out", out, "--resume")
+    assert answer.code == 2 and "prompts.jsonl" in answer.error and answer.error.count("\n") == 1, answer.error
+    shutil.rmtree(out)
+    answer = run("--out", out, "--resume")
+    assert answer.code == 2 and "nothing to --resume" in answer.error and not out.exists()
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.usefixtures("gpu")
+def test_a_folder_that_cannot_be_written_any_more_ends_everything_with_one_sentence(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    """A full disk, or one that became read-only, while the first server is up; --resume goes on once it is mended."""
+    out = tmp_path / "out"
+    saved = 0
+
+    def write_state(folder: Path, document: State) -> None:
+        nonlocal saved
+        saved += 1
+        if saved > 4:
+            raise OSError(reason, os.strerror(reason), str(folder / "experiment.json"))
+        state_module.write_state(folder, document)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specbench.deploy.experiment.write_state", write_state)
+        answer = run(*on_vllm(prompts, out))
+    assert answer.code == 2 and answer.error.count("\n") == 1, answer.error
+    assert f"experiment.json: {os.strerror(reason)}" in answer.error and "--resume" in answer.error
+    assert running_in(tmp_path) == []
+    answer = run("--out", out, "--resume")
+    assert answer.code == 0, answer.error
+    assert_complete(out, (1,))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_folder_that_is_deleted_meanwhile_ends_everything_with_one_sentence(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, *on_vllm(prompts, out, fake="--pause 0.02"))
+    wait_for((out / "01-baseline-c1" / "requests.jsonl").exists)
+    shutil.rmtree(out)
+    _, error = process.communicate(timeout=HANG_S)
+    assert process.returncode == 2 and "experiment.py: " in error.splitlines()[-1] and "Traceback" not in error, error
+    assert running_in(tmp_path) == []
+
+
 # ---- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 @pytest.mark.usefixtures("gpu")
 def test_an_interrupt_ends_everything_and_can_be_resumed(tmp_path: Path, prompts: Path, number: int) -> None:
     out = tmp_path / "out"
@@ -140,6 +220,22 @@ def test_an_interrupt_ends_everything_and_can_be_resumed(tmp_path: Path, prompts
     assert_complete(out, (1, 2))
     assert state(out)["comparisons"]["1"]["pairs"] == [["01-baseline-c1", "02-ngram-c1"]]
     assert state(out)["comparisons"]["2"]["pairs"] == [["01-baseline-2-c2", "02-ngram-c2"]]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_under_nohup_a_closed_terminal_ends_nothing_and_lost_output_neither(tmp_path: Path, prompts: Path) -> None:
+    """As `nohup experiment.py … | head -1`: SIGHUP comes, and nobody reads what is printed."""
+    out = tmp_path / "out"
+    reader, writer = os.pipe()
+    before = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    process = start(tmp_path, *on_vllm(prompts, out, fake="--pause 0.004"), stdout=writer, before=before)
+    os.close(writer)
+    os.close(reader)
+    wait_for((out / "01-baseline-c1" / "requests.jsonl").exists)
+    process.send_signal(signal.SIGHUP)
+    _, error = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, error
+    assert_complete(out, (1,))
 
 
 class Interrupted(LocalTarget):

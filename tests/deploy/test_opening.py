@@ -11,9 +11,9 @@ from support.experiments import run
 import experiment
 from specbench import UserError
 from specbench.deploy import opening
-from specbench.deploy.opening import Given, given_settings, held, new_experiment, target_of
+from specbench.deploy.opening import Given, held, new_experiment, new_settings, target_of
 from specbench.deploy.polyaxon_target import PolyaxonTarget
-from specbench.deploy.state import Settings, check_order, read_state
+from specbench.deploy.state import check_order, read_state
 from specbench.files import json_bytes
 
 
@@ -60,7 +60,9 @@ def test_any_other_order_is_refused(order: str, why: str) -> None:
         (["--target", "local", "--concurrency", "1,1"], "--concurrency 1,1"),
         (["--target", "local", "--concurrency", "0"], "--concurrency 0"),
         (["--target", "local", "--concurrency", "1,x"], "--concurrency 1,x"),
+        (["--target", "local", "--concurrency", "9" * 5000], "--concurrency 999"),
         (["--target", "local", "--repeats", "0"], "--repeats 0"),
+        (["--target", "local", "--repeats", "100001"], "--repeats 100,001: must be at most 100,000"),
         (["--target", "local", "--prompts", "none.jsonl"], "none.jsonl"),
         (["--target", "local", "--", "--model", "m"], "no options after --"),
         (["--target", "vllm"], "no GPU"),
@@ -122,7 +124,7 @@ def test_other_prompts_in_the_folder_are_left_alone(tmp_path: Path, prompts: Pat
     assert (out / "prompts.jsonl").read_text() == "mine"
 
 
-SETTINGS = {**opening.DEFAULTS, "target": "local", "prompts_sha256": ""}
+SETTINGS = {**opening.DEFAULTS, "repeats": 10, "target": "local", "prompts_sha256": ""}
 PARTS = {
     "format": 1, "id": "1", "settings": SETTINGS, "status": "stopped", "device": {}, "deployments": [],
     "comparisons": {},
@@ -177,7 +179,7 @@ def test_a_state_is_written_as_it_was_read() -> None:
 def test_polyaxon_gets_the_params_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "RunApi", lambda *_, **__: None)
     wanted = given("--target", "polyaxon", "--out", tmp_path, "-p", "me/demo", "--", "-P", "hub_token=s3cret")
-    settings = msgspec.convert({**opening.DEFAULTS, **given_settings(wanted)}, Settings)
+    settings = new_settings(wanted)
     assert b"s3cret" not in msgspec.json.encode(settings)
     target = target_of(settings, wanted, "1")
     assert isinstance(target, PolyaxonTarget) and target.params == {"hub_token": "s3cret"}
@@ -188,3 +190,57 @@ def test_a_second_experiment_on_the_same_folder_is_refused(tmp_path: Path) -> No
         pass
     with held(tmp_path):
         pass  # free again
+
+
+# ---- repeats and schedules
+
+
+@pytest.mark.parametrize(
+    ("arguments", "repeats", "seeds"),
+    [
+        ([], {1: 10, 4: 40, 8: 80}, [0, 0]),
+        (["--concurrency", "2,64", "--order", "BNNBBN"], {2: 20, 64: 640}, [0, 0, 0]),
+        (["--concurrency", "20000", "--order", "NB"], {20_000: 100_000}, [0]),
+        (["--repeats", "3"], 3, [0, 0]),
+    ],
+)
+def test_each_load_has_as_many_repeats_per_user_and_each_pair_its_own_schedule(
+    arguments: list[str], repeats: object, seeds: list[int]
+) -> None:
+    settings = new_settings(given("--target", "local", "--out", "out", *arguments))
+    assert (settings.repeats, settings.seeds) == (repeats, seeds)
+    places = range(1, len(settings.order) + 1)
+    assert [settings.seed_of(place) for place in places] == [seed for seed in seeds for _ in "BN"]
+
+
+def test_an_experiment_of_the_first_format_goes_on_with_what_it_had() -> None:
+    """The published experiments: the same repeats at every load, one schedule."""
+    state = read_state(ROOT / "results" / "h200-smollm2-135m")
+    assert state.format == 1
+    assert {state.settings.repeats_at(load) for load in state.settings.concurrency} == {10}
+    assert {state.settings.seed_of(place) for place in range(1, 9)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"concurrency": [1, 1]}, "a load stands twice"),
+        ({"repeats": {"1": 10}}, "name other loads"),
+        ({"seeds": [1, 2, 3]}, "does not hold one per pair"),
+        ({"repeats": {"1": 0}}, "$.settings.repeats"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_one_sentence(
+    tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
+    document = {**PARTS, "format": 2, "settings": {**SETTINGS, **change}}
+    (tmp_path / "experiment.json").write_text(json.dumps(document))
+    answer = run("--out", tmp_path, "--resume")
+    assert answer.code == 2 and sentence in answer.error and answer.error.count("\n") == 1, answer.error
+
+
+def test_a_deployment_that_is_not_of_the_order_is_one_sentence(tmp_path: Path) -> None:
+    for place in ({"index": 2}, {"index": 99}):
+        (tmp_path / "experiment.json").write_text(json.dumps({**PARTS, "deployments": [{**DEPLOYMENT, **place}]}))
+        answer = run("--out", tmp_path, "--resume")
+        assert answer.code == 2 and "01-baseline is not what stands in $.settings.order" in answer.error

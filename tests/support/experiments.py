@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -23,6 +23,9 @@ CASES = [
     {"id": "short-1", "family": "short", "messages": [{"role": "user", "content": "What is 2 + 2?"}]},
 ]
 FAKE_VLLM = f"{sys.executable} {ROOT / 'tests' / 'support' / 'vllm_program.py'}"
+
+
+Process: TypeAlias = "subprocess.Popen[str]"
 
 
 @dataclass
@@ -42,12 +45,19 @@ def run(*arguments: object) -> Answer:
     return Answer(code, out.getvalue(), error.getvalue())
 
 
-def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
-    """experiment.py as a process of its own in `folder`, to be killed; without the page at the end."""
-    script = "import experiment; experiment.make_page = print; raise SystemExit(experiment.main())"
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {script}", *map(str, arguments)]
+def start(folder: Path, *arguments: object, stdout: int = subprocess.DEVNULL, before: str = "") -> Process:
+    """experiment.py as a process of its own in `folder`, to be killed; without the page at the end.
+
+    `before`: Python that runs first.
+    """
+    script = (
+        f"import signal, sys; sys.path.insert(0, {str(ROOT)!r}); {before}\n"
+        "import experiment; from specbench import terminal; experiment.make_page = lambda folder: None\n"
+        "raise SystemExit(terminal.run('experiment.py', experiment.main))"
+    )
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
 
