@@ -22,6 +22,7 @@ from specbench.record.directory import ResultDirectory
 from specbench.record.format import MODES
 from specbench.redaction import command_line
 from specbench.workload.inventory import read_inventory
+from specbench.workload.judging import check_commands
 
 LONGEST_S = 1e6
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         inventory = read_inventory(args.prompts)
         for note in inventory.notes:
             say(note)
+        if args.allow_commands:
+            check_commands(case.expect for case in inventory.cases)
         target = find_target(
             url=args.url, service_run=args.service_run, project=args.project, insecure_http=args.insecure_http
         )
@@ -83,6 +86,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--ready-timeout", type=_seconds, default=900.0, help="for GET /health, seconds (default 900)")
     parser.add_argument("--client-location", help="label of where this client runs, for the manifest")
+    parser.add_argument(
+        "--allow-commands", action="store_true", help="run the commands with which the prompts file judges answers"
+    )
     parser.add_argument("--insecure-http", action="store_true", help="allow the token over http:// to another machine")
     return parser.parse_args(argv)
 
@@ -102,6 +108,7 @@ def run_settings(args: argparse.Namespace, argv: Sequence[str]) -> RunSettings:
         ready_timeout_s=args.ready_timeout,
         client_location=args.client_location,
         command=command_line(["bench.py", *argv]),
+        allow_commands=args.allow_commands,
     )
 
 

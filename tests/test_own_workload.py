@@ -25,6 +25,7 @@ def test_from_a_file_of_any_format_to_a_verdict_and_a_page(
     file, urls = write_sample(tmp_path, name), {mode: embedded_engine(mode) for mode in ("baseline", "ngram")}
     checked = door("workload", "check", file, "--url", urls["baseline"])
     assert f"read as {SAMPLES[name].read_as}" in checked and "tokens with the chat template" in checked
+    assert "Room is what the model's limit leaves" in checked
     door("workload", "redact", file, "--out", tmp_path / "redacted.jsonl")
     door("workload", "sample", tmp_path / "redacted.jsonl", "-n", 3, "--out", tmp_path / "mine.jsonl")
     if SAMPLES[name].answered:

@@ -22,7 +22,7 @@ from specbench.client.proxy import transport_for
 from specbench.client.request import RequestSettings
 from specbench.client.target import Target, run_in_url
 from specbench.client.transport import Transport
-from specbench.record.directory import ResultDirectory
+from specbench.record.directory import ResultDirectory, read_requests
 from specbench.record.format import (
     FORMAT,
     MANIFEST,
@@ -39,11 +39,12 @@ from specbench.record.format import (
     ServerIdentity,
     Status,
 )
+from specbench.record.judged import Judged, count_commands, judge_answers, write_judged
 from specbench.record.prompts import write_prompt_tokens
 from specbench.record.provenance import client_record, now, tool
 from specbench.record.summary import summarize, summary_table
 from specbench.redaction import public_url
-from specbench.words import printable
+from specbench.words import count, printable
 from specbench.workload.case import Case
 from specbench.workload.inventory import Inventory
 from specbench.workload.schedule import Item, schedule, schedule_manifest, warmup
@@ -64,6 +65,7 @@ class RunSettings:
         timeout_s, inactivity_timeout_s: limits of a request.
         ready_timeout_s: limit for GET /health.
         client_location: label of where this client runs.
+        allow_commands: whether the commands in `expect` of the cases may run.
         command: the command line as the manifest stores it.
     """
 
@@ -79,6 +81,7 @@ class RunSettings:
     ready_timeout_s: float
     client_location: str | None
     command: list[str]
+    allow_commands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,18 +268,33 @@ class Run:
         own = result.done + (self.settings.concurrency if result.stopped else 0) if result else 0
         server = metrics.deltas(before, after, own)
         load_warnings = result.warnings() if result else []
+        judged, judging_warnings = self._judge(manifest)
         summary = summarize(
             self.out.path,
             manifest,
             server=server,
             client=result.client if result else ClientHealth(),
-            warnings=[*self._warnings, *load_warnings, *metrics.warnings(server)],
+            warnings=[*self._warnings, *load_warnings, *metrics.warnings(server), *judging_warnings],
+            judged=judged,
         )
         self.out.write_json(SUMMARY, summary)
         print(printable(summary_table(self.out.path, manifest, summary)))
         if result is None:
             return 130
         return 0 if result.stopped is None and summary.requests.ok == len(self._items) else 1
+
+    def _judge(self, manifest: Manifest) -> tuple[Judged, list[str]]:
+        """Which answers are right, and what could not be judged. Commands run now, when all is measured."""
+        cases, allowed = manifest.inventory.cases, self.settings.allow_commands
+        try:
+            judged, problems = judge_answers(read_requests(self.out.path), cases, allow_commands=allowed), []
+        except UserError as error:
+            judged, problems = judge_answers(read_requests(self.out.path), cases, allow_commands=False), [str(error)]
+        if skipped := count_commands(cases) * (not allowed):
+            problems.append(f"{count(skipped, 'case')} not judged: their expect is a command; give --allow-commands")
+        if allowed and count_commands(cases):
+            write_judged(self.out.path, judged)
+        return judged, problems
 
 
 def _status(result: LoadResult | None) -> Status:

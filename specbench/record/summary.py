@@ -23,7 +23,7 @@ from specbench.record.format import (
     Throughput,
     TokensPerChunk,
 )
-from specbench.workload.judging import judge_for
+from specbench.record.judged import Judged, judge_answers
 
 # Fewest samples that hold one observation beyond the percentile.
 PERCENTILES = {50: 1, 90: 10, 95: 20, 99: 100}
@@ -54,6 +54,7 @@ def summarize(
     server: ServerDeltas,
     client: ClientHealth,
     warnings: Sequence[str],
+    judged: Judged | None = None,
 ) -> Summary:
     """The summary of a run, computed from its requests.jsonl as anyone could with jq.
 
@@ -63,11 +64,13 @@ def summarize(
         server: deltas between the two scrapes (service.deltas).
         client: the client's own health (load.LoadResult).
         warnings: sentences.
+        judged: which answers are right; None judges them here, without running a command.
     """
+    if judged is None:
+        judged = judge_answers(read_requests(directory), manifest.inventory.cases, allow_commands=False)
     outcomes: dict[str, int] = {}
     families: dict[str, _Samples] = {}
     overall = _Samples()
-    judges = {case.id: judge for case in manifest.inventory.cases if (judge := judge_for(case.expect))}
     expect: dict[str, Checked] = {}
     window = _Window()
     warmup = measured = 0
@@ -82,10 +85,10 @@ def summarize(
             continue
         overall.add(request)
         families.setdefault(request.family, _Samples()).add(request)
-        if judge := judges.get(request.case):
+        if (passed := judged.passed(request.case, request.text)) is not None:
             counts = expect.setdefault(request.case, Checked(0, 0))
             counts.checked += 1
-            counts.passed += judge(request.text)
+            counts.passed += passed
     ordered = dict(sorted(families.items()))
     return Summary(
         format=FORMAT,

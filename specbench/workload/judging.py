@@ -14,9 +14,10 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from specbench import UserError
@@ -52,6 +53,13 @@ def check_expect(expect: Any) -> None:
 def needs_command(expect: Expect | None) -> bool:
     """Whether judging runs a program."""
     return isinstance(expect, dict) and "command" in expect
+
+
+def check_commands(expectations: Iterable[Expect | None]) -> None:
+    """Raise UserError where the program of a command is not there: said before anything is measured."""
+    for expect in expectations:
+        if isinstance(expect, dict) and "command" in expect and shutil.which(expect["command"][0]) is None:
+            raise UserError(f"the command {expect['command'][0]!r} of an expect is not found on this machine")
 
 
 def judge_for(expect: Expect | None, *, allow_commands: bool = False) -> Judge | None:

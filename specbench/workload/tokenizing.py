@@ -73,11 +73,10 @@ class ServerTokenizer:
 
     def max_model_len(self) -> int | None:
         """The most tokens of prompt and answer together; None where the server does not say."""
-        for path, key in (("v1/models", "data"), ("server-record", "record")):
+        for path in ("v1/models", "server-record"):
             try:
                 value = self._client.get(f"{self._url}/{path}").json()
-                found = value.get(key, value)
-                limit = (found[0] if isinstance(found, list) else found)["max_model_len"]
+                limit = (value["data"][0] if "data" in value else value)["max_model_len"]
             except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, IndexError):
                 continue
             if isinstance(limit, int) and limit > 0:
