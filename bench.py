@@ -8,108 +8,55 @@ input, nothing was measured and --out is as it was. 130: interrupted; what was m
 """
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from specbench import Parser, UserError
-from specbench.client.load import run_event_loop
-from specbench.client.run import Run, RunSettings, say
-from specbench.client.target import find_target
-from specbench.record.directory import ResultDirectory
-from specbench.record.format import MODES
+from specbench import Parser, terminal
+from specbench.files import path_argument
 from specbench.redaction import command_line
-from specbench.workload.inventory import read_inventory
-from specbench.workload.judging import check_commands
 
 LONGEST_S = 1e6
+MOST_USERS = 10_000
+LARGEST_SEED = 2**63 - 1  # vLLM's
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    args = parse_args(argv)
-    run = None
-    try:
-        inventory = read_inventory(args.prompts)
-        for note in inventory.notes:
-            say(note)
-        if args.allow_commands:
-            check_commands(case.expect for case in inventory.cases)
-        target = find_target(
-            url=args.url, service_run=args.service_run, project=args.project, insecure_http=args.insecure_http
-        )
-        directory = ResultDirectory(args.out)
-        try:
-            run = Run(run_settings(args, argv), inventory, target, directory)
-            return run_event_loop(run.run)
-        finally:
-            if run is not None and run.measuring:
-                directory.close()
-            else:
-                directory.discard()
-    except UserError as error:
-        say(f"bench.py: {error}")
-        return 2
-    except OSError as error:  # a full disk, most likely
-        measured = run is not None and run.measuring
-        kept = "what was measured so far is kept" if measured else "nothing was measured"
-        say(f"bench.py: cannot write the results to {args.out}: {error.strerror or error}; {kept}")
-        return 1 if measured else 2
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        say("bench.py: interrupted before anything was measured")
-        return 130
+    arguments = parse_args(argv)
+    # Not at the top: this takes up to a second, in which terminal.run makes one sentence of Ctrl-C.
+    from specbench.client.run import RunSettings, measure
+
+    return measure(RunSettings(**vars(arguments), command=command_line(["bench.py", *argv])))
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; a mistake in it is one sentence and exit code 2."""
+    """The command line, as the fields of RunSettings; a mistake in it is one sentence and exit code 2."""
     parser = Parser(prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", type=_whole(1), required=True, help="number of closed-loop users")
-    parser.add_argument("--repeats", type=_whole(1, 100_000), default=10, help="times each case is sent (default 10)")
-    parser.add_argument("--out", type=Path, required=True, help="result directory; must be new or empty")
-    parser.add_argument("--service-run", metavar="UUID", help="Polyaxon run of the service")
-    parser.add_argument("-p", "--project", help="its project, PROJECT or OWNER/PROJECT: then no SERVICE_URL is needed")
-    parser.add_argument("--url", default=os.environ.get("SERVICE_URL"), help="server to measure (default SERVICE_URL)")
-    parser.add_argument("--mode", choices=MODES, help="refuse a server of the other mode")
-    parser.add_argument(
-        "--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"),
-        help="file of cases, in any format of docs/workloads.md (default prompts.jsonl)",
-    )  # fmt: skip
-    parser.add_argument("--model", help="needed only when the server offers several")
-    parser.add_argument("--max-tokens", type=_whole(1), default=128, help="for cases without their own (default 128)")
-    parser.add_argument("--seed", type=_whole(0), default=0, help="of the schedule and the requests (default 0)")
-    parser.add_argument("--timeout", type=_seconds, default=600.0, help="for one request, seconds (default 600)")
-    parser.add_argument(
-        "--inactivity-timeout", type=_seconds, default=60.0, help="without a byte, seconds (default 60)"
-    )
-    parser.add_argument("--ready-timeout", type=_seconds, default=900.0, help="for GET /health, seconds (default 900)")
-    parser.add_argument("--client-location", help="label of where this client runs, for the manifest")
-    parser.add_argument(
-        "--allow-commands", action="store_true", help="run the commands with which the prompts file judges answers"
-    )
-    parser.add_argument("--insecure-http", action="store_true", help="allow the token over http:// to another machine")
+    add = parser.add_argument
+    add("--concurrency", type=_whole(1, MOST_USERS), required=True, help="number of closed-loop users")
+    add("--repeats", type=_whole(1, 100_000), default=10, help="times each case is sent (default 10)")
+    add("--out", type=path_argument, required=True, help="result directory; must be new or empty")
+    add("--service-run", metavar="UUID", help="Polyaxon run of the service")
+    add("-p", "--project", help="its project, PROJECT or OWNER/PROJECT: then no SERVICE_URL is needed")
+    add("--url", default=os.environ.get("SERVICE_URL"), help="server to measure (default SERVICE_URL)")
+    add("--mode", choices=("baseline", "ngram"), help="refuse a server of the other mode")
+    prompts, of_cases = Path(__file__).with_name("prompts.jsonl"), "file of cases, in any format of docs/workloads.md"
+    add("--prompts", type=path_argument, default=prompts, help=f"{of_cases} (default prompts.jsonl)")
+    add("--model", help="needed only when the server offers several")
+    add("--max-tokens", type=_whole(1, 10_000_000), default=128, help="for cases without their own (default 128)")
+    add("--seed", type=_whole(0, LARGEST_SEED), default=0, help="of the schedule and the requests (default 0)")
+    seconds = partial(add, type=_seconds, metavar="SECONDS")
+    seconds("--timeout", dest="timeout_s", default=600.0, help="for one request (default 600)")
+    seconds("--inactivity-timeout", dest="inactivity_timeout_s", default=60.0, help="without a byte (default 60)")
+    seconds("--ready-timeout", dest="ready_timeout_s", default=900.0, help="for GET /health (default 900)")
+    add("--client-location", help="label of where this client runs, for the manifest")
+    add("--allow-commands", action="store_true", help="run the commands with which the prompts file judges answers")
+    add("--insecure-http", action="store_true", help="allow the token over http:// to another machine")
     return parser.parse_args(argv)
-
-
-def run_settings(args: argparse.Namespace, argv: Sequence[str]) -> RunSettings:
-    """The arguments that shape a run."""
-    return RunSettings(
-        concurrency=args.concurrency,
-        repeats=args.repeats,
-        service_run=args.service_run,
-        mode=args.mode,
-        model=args.model,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        timeout_s=args.timeout,
-        inactivity_timeout_s=args.inactivity_timeout,
-        ready_timeout_s=args.ready_timeout,
-        client_location=args.client_location,
-        command=command_line(["bench.py", *argv]),
-        allow_commands=args.allow_commands,
-    )
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -138,4 +85,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(terminal.run("bench.py", main))

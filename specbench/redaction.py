@@ -3,10 +3,15 @@
 Standard library only, so that launch_vllm.py can use it inside the vLLM container.
 """
 
+import html
+import json
 import re
 from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
 
 REDACTED = "REDACTED"
+SHORTEST_SECRET = 6
 # The end of a flag's or a variable's name whose value is a secret: --api-key and HF_TOKEN, but not
 # --max-num-batched-tokens.
 SECRET_NAME = re.compile(r"(?:^|[-_])(?:key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
@@ -58,3 +63,32 @@ def public_url(url: str) -> str:
 def _without_credentials(argument: str) -> str:
     option, separator, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     return f"{option}{separator}{public_url(value)}" if "://" in value else argument
+
+
+class Secrets:
+    """Values that no file and no line of output may show, whoever sends them back.
+
+    Shorter ones than SHORTEST_SECRET characters are left alone: they would be found in every text, and protect nothing.
+    """
+
+    def __init__(self, *values: str | None) -> None:
+        forms: set[str] = set()
+        for value in values:
+            if value and len(value) >= SHORTEST_SECRET:
+                forms |= {value, json.dumps(value)[1:-1], html.escape(value), quote(value, safe="")}
+        longest_first = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE) if forms else None
+
+    def hide(self, text: str) -> str:
+        """`text` with every secret in it replaced, also where it was escaped for JSON, HTML or a URL."""
+        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+
+    def hide_in(self, value: Any) -> Any:
+        """The same for every text in JSON that was decoded, keys included."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, dict):
+            return {self.hide_in(key): self.hide_in(item) for key, item in value.items()}
+        return [self.hide_in(item) for item in value] if isinstance(value, list) else value

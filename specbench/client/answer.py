@@ -5,9 +5,7 @@ reasoning delta (a role chunk is no token); E2EL with the read that completed `[
 `usage` alone.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import httpx
@@ -15,9 +13,13 @@ import msgspec
 
 from specbench.client.connection import Arrival, TotalTimeout
 from specbench.client.request import Exchange
-from specbench.redaction import public_url
+from specbench.client.sse import STRAY, UNFINISHED, events
+from specbench.redaction import Secrets, public_url
 
 MESSAGE_LIMIT = 500
+# How an answer ends that is whole: by itself, at max_tokens, or with a call. Anything else is a failure of the server.
+WHOLE = frozenset({"stop", "length", "tool_calls", "function_call"})
+_NO_SECRETS = Secrets()
 
 
 @dataclass(slots=True)
@@ -59,66 +61,29 @@ class Sample:
         return None if self.ttft_ns is None or self.e2el_ns is None else self.e2el_ns - self.ttft_ns
 
 
-def read(exchange: Exchange) -> Sample:
-    """Decode what arrived and name its outcome.
+def read(exchange: Exchange, secrets: Secrets = _NO_SECRETS) -> Sample:
+    """Decode what arrived and name its outcome. No text in the sample shows one of `secrets`.
 
-    What the server itself said about a failure comes first, then what is wrong with its bytes, then how the
-    connection ended. `ok` needs a finish_reason, a usage with completion tokens, `[DONE]` and no error object.
+    What the server itself said about a failure comes first, then what is wrong with its bytes, then how the connection
+    ended. `ok` needs a finish_reason of WHOLE, a usage that can be true, `[DONE]` and no error.
     """
     arrival = exchange.arrival
     sample = Sample(http_status=arrival.status or None)
     if arrival.status and arrival.status != 200:
-        sample.outcome, sample.error = "http_error", _refusal(arrival)
+        sample.outcome, sample.error = "http_error", _refusal(arrival, secrets)
         return sample
-    problem = _read_events(exchange, sample) if arrival.status else None
+    problem = _read_events(exchange, sample, secrets) if arrival.status else None
     if problem is None and exchange.error is not None:
-        problem = _connection_problem(exchange.error)
+        problem = _connection_problem(exchange.error, secrets)
     if problem is None:
-        problem = _missing(sample)
+        problem = _missing(sample) or _impossible_usage(sample)
     if problem is not None:
         sample.outcome, sample.error = problem
+        sample.prompt_tokens, sample.completion_tokens = map(_natural, (sample.prompt_tokens, sample.completion_tokens))
     return sample
 
 
 # ---- events
-
-
-def events(blocks: list[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The data of each server-sent event in a body, with the index of the block that completed it.
-
-    Follows the WHATWG specification's parsing of an event stream (lines end with CR, LF or CRLF; comments, fields
-    other than data, a leading byte order mark and an event without its blank line are ignored; data lines are joined
-    with LF). The body is put together first, so how it was cut into blocks cannot matter; an event is complete with
-    the first byte of the blank line after it.
-    """
-    body = b"".join(blocks)
-    if b"\r" in body:
-        blocks = list(_with_lf(blocks))
-        body = b"".join(blocks)
-    ends = list(accumulate(map(len, blocks)))
-    block = 0
-    position = 3 if body.startswith(b"\xef\xbb\xbf") else 0
-    data: bytes | None = None
-    for line in body[position:].split(b"\n")[:-1]:  # what follows the last LF is no line yet
-        if not line:
-            if data is not None:
-                while ends[block] <= position:
-                    block += 1
-                yield block, data
-                data = None
-        elif line.startswith(b"data:") or line == b"data":
-            value = line[6:] if line.startswith(b"data: ") else line[5:]
-            data = value if data is None else data + b"\n" + value
-        position += len(line) + 1
-
-
-def _with_lf(blocks: list[bytes]) -> Iterator[bytes]:
-    """`blocks` with every line ending as one LF, in the block where its first byte was."""
-    after_cr = False
-    for block in blocks:
-        rest = block[1:] if after_cr and block.startswith(b"\n") else block
-        after_cr = block.endswith(b"\r") if block else after_cr
-        yield rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -129,9 +94,10 @@ class _Delta(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
+    finish_reason: Any = None
+    stop_reason: Any = None
     token_ids: list[int] | None = None
+    error: Any = None
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -140,72 +106,101 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Event(msgspec.Struct):
-    id: str | None = None
+    """What matters of an event; Any where a server's own idea of a field must not make an answer malformed."""
+
+    id: Any = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
     prompt_token_ids: Any = None
     timings: Any = None
-    object: str | None = None
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+    object: Any = None
+    type: Any = None
     error: Any = None
+    message: Any = None
+    detail: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the server says in this event that it failed."""
+        if self.error not in (None, False, "") or self.object == "error" or self.type == "error":
+            return True
+        if self.choices is None:
+            return self.usage is None and not (self.message is None and self.detail is None)
+        return any(choice.error not in (None, False, "") for choice in self.choices)
 
 
 _decode = msgspec.json.Decoder(_Event).decode
 _Problem = tuple[str, str]
 
 
-def _read_events(exchange: Exchange, sample: Sample) -> _Problem | None:
-    """Fill `sample` from the events; the first stream_error, else the first malformed event, else None."""
+def _read_events(exchange: Exchange, sample: Sample, secrets: Secrets) -> _Problem | None:
+    """Fill `sample` from the events; the first failure that the server tells, else the first malformed event."""
     arrival = exchange.arrival
     encoding = arrival.header(b"content-encoding") or "identity"
     if encoding != "identity":
         return "malformed", f"the answer has Content-Encoding {encoding}, which the request declined"
+    told: str | None = None
     malformed: _Problem | None = None
-    reader = _Reader(sample)
+    reader = _Reader(sample, secrets)
     seen = False
-    for index, data in events([part for _, part in arrival.reads]):
-        seen = True
-        elapsed = arrival.reads[index][0] - exchange.start_ns
-        if data == b"[DONE]":
-            sample.e2el_ns = elapsed
+    for index, kind, data in events([part for _, part in arrival.reads]):
+        if data.strip() == b"[DONE]" and kind != UNFINISHED:
+            seen = True
+            sample.e2el_ns = sample.e2el_ns or arrival.reads[index][0] - exchange.start_ns
+            continue
+        if kind and b"error" in kind.lower():
+            told, seen = _message(data, secrets), True
             break
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            malformed = malformed or ("malformed", f"{type(error).__name__}: {error} in the event {_excerpt(data)}")
+            if kind not in (UNFINISHED, STRAY) and sample.e2el_ns is None:
+                seen = True
+                words = f"{type(error).__name__}: {error} in the event {_excerpt(data, secrets)}"
+                malformed = malformed or ("malformed", secrets.hide(words))
             continue
-        if event.object == "error" or event.error is not None:
-            reader.finish()
-            return "stream_error", _message(data)
-        reader.add(event, elapsed)
+        if event.is_error and (seen or kind not in (UNFINISHED, STRAY)):
+            told = _message(data, secrets)
+            break
+        if kind not in (UNFINISHED, STRAY):
+            seen = True
+            if sample.e2el_ns is None:
+                reader.add(event, arrival.reads[index][0] - exchange.start_ns)
     reader.finish()
+    if told is None and sample.finish_reason is not None and sample.finish_reason not in WHOLE:
+        told = f"the server ended the answer with finish_reason {sample.finish_reason!r}"
+    if told is not None:
+        return "stream_error", told
     if not seen and arrival.reads and exchange.error is None:
-        kind = arrival.header(b"content-type") or "no content type"
-        return "malformed", f"no event stream but {kind}: {_message(arrival.body())}"
+        content_type = secrets.hide(arrival.header(b"content-type") or "no content type")
+        return "malformed", f"no event stream but {content_type}: {_message(arrival.body(), secrets)}"
     return malformed
 
 
 class _Reader:
     """Adds events to a sample."""
 
-    def __init__(self, sample: Sample) -> None:
-        self._sample = sample
+    def __init__(self, sample: Sample, secrets: Secrets) -> None:
+        self._sample, self._secrets = sample, secrets
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._has_ids = True
 
     def add(self, event: _Event, elapsed: int) -> None:
         sample = self._sample
-        if sample.response_id is None:
-            sample.response_id = event.id
+        if sample.response_id is None and isinstance(event.id, str | int):
+            sample.response_id = self._secrets.hide(str(event.id))
         if event.usage is not None:
-            sample.prompt_tokens = event.usage.prompt_tokens
-            sample.completion_tokens = event.usage.completion_tokens
+            usage = event.usage
+            sample.prompt_tokens = sample.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+            if usage.completion_tokens is not None:
+                sample.completion_tokens = usage.completion_tokens
         if event.prompt_token_ids:
             sample.prompt_token_ids = _whole_numbers(event.prompt_token_ids)
         if isinstance(event.timings, dict):
             drafts = [event.timings.get("draft_n"), event.timings.get("draft_n_accepted")]
             sample.draft_tokens, sample.accepted_tokens = _whole_numbers(drafts) or (None, None)
-        for choice in event.choices:
+        for choice in event.choices or ():
             if choice.token_ids:
                 self._ids += choice.token_ids
             delta = choice.delta
@@ -213,12 +208,11 @@ class _Reader:
                 text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
                 if text:
                     self._add_text(text, choice, elapsed)
-            if choice.finish_reason is not None:
-                sample.finish_reason = choice.finish_reason
-                sample.stop_reason = choice.stop_reason
+            if choice.finish_reason not in (None, ""):
+                self._add_end(choice)
 
     def finish(self) -> None:
-        self._sample.text = "".join(self._texts)
+        self._sample.text = self._secrets.hide("".join(self._texts))
         if self._has_ids and self._ids:
             self._sample.token_ids = self._ids
 
@@ -233,6 +227,21 @@ class _Reader:
             if choice.token_ids:
                 sample.first_tokens = len(self._ids)
 
+    def _add_end(self, choice: _Choice) -> None:
+        """Take the last finish_reason, but never a good one in place of a bad one."""
+        sample = self._sample
+        if sample.finish_reason is None or sample.finish_reason in WHOLE:
+            sample.finish_reason = self._secrets.hide(str(choice.finish_reason))[:MESSAGE_LIMIT]
+            reason = choice.stop_reason
+            if isinstance(reason, str):
+                sample.stop_reason = self._secrets.hide(reason)
+            elif type(reason) is int:
+                sample.stop_reason = reason
+
+
+def _natural(count: int | None) -> int | None:
+    return None if count is None or count < 0 else count
+
 
 def _whole_numbers(values: Any) -> list[int] | None:
     """`values` if it is a list of whole numbers from 0 on: a field that is beside the point may hold anything."""
@@ -244,16 +253,16 @@ def _whole_numbers(values: Any) -> list[int] | None:
 # ---- what went wrong
 
 
-def _refusal(arrival: Arrival) -> str:
+def _refusal(arrival: Arrival, secrets: Secrets) -> str:
     """`HTTP 404: the server's own message`; for a redirect, where to."""
     location = arrival.header(b"location")
     if 300 <= arrival.status < 400 and location:
-        target = public_url(location)[:MESSAGE_LIMIT]
+        target = secrets.hide(public_url(location))[:MESSAGE_LIMIT]
         return f"HTTP {arrival.status}: redirects to {target} (not followed); give that as --url"
-    return f"HTTP {arrival.status}: {_message(arrival.body())}"
+    return f"HTTP {arrival.status}: {_message(arrival.body(), secrets)}"
 
 
-def _connection_problem(error: httpx.TransportError) -> _Problem:
+def _connection_problem(error: httpx.TransportError, secrets: Secrets) -> _Problem:
     outcome = "disconnected"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError | httpx.UnsupportedProtocol):
         outcome = "connect_error"
@@ -263,7 +272,7 @@ def _connection_problem(error: httpx.TransportError) -> _Problem:
         outcome = "inactive"
     elif isinstance(error, httpx.ProtocolError):
         outcome = "malformed"
-    return outcome, f"{type(error).__name__}: {error}"
+    return outcome, secrets.hide(f"{type(error).__name__}: {error}")
 
 
 def _missing(sample: Sample) -> _Problem | None:
@@ -280,20 +289,38 @@ def _missing(sample: Sample) -> _Problem | None:
     return ("truncated", f"the stream ended without {' and '.join(missing)}") if missing else None
 
 
-def _message(body: bytes) -> str:
-    """The server's own words in a JSON error body, else the body itself; cut at MESSAGE_LIMIT, never blank."""
+def _impossible_usage(sample: Sample) -> _Problem | None:
+    tokens = sample.completion_tokens
+    if tokens is not None and (tokens < 0 or (sample.prompt_tokens or 0) < 0):
+        return "malformed", f"usage counts {sample.prompt_tokens} prompt and {tokens} completion tokens"
+    return ("malformed", "usage counts 0 completion tokens beside text") if tokens == 0 and sample.text else None
+
+
+def _message(body: bytes, secrets: Secrets) -> str:
+    """The server's own words in a JSON error, else the body itself; cut at MESSAGE_LIMIT, never blank."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _excerpt(body)
-    error = value.get("error", value) if isinstance(value, dict) else value
-    message = error.get("message") if isinstance(error, dict) else error
+        return _excerpt(body, secrets)
+    error = _error_in(value)
+    message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     if not isinstance(message, str) or not message.strip():
-        return _excerpt(body)
+        return _excerpt(body, secrets)
     kind = error.get("type") if isinstance(error, dict) else None
-    return (f"{kind}: {message}" if isinstance(kind, str) and kind else message)[:MESSAGE_LIMIT]
+    text = f"{kind}: {message}" if isinstance(kind, str) and kind not in ("", "error") else message
+    return secrets.hide(text)[:MESSAGE_LIMIT]
 
 
-def _excerpt(body: bytes) -> str:
-    text = body[: 4 * MESSAGE_LIMIT].decode("utf-8", "replace").strip()
+def _error_in(value: Any) -> Any:
+    """The part of a JSON value that tells of an error: its `error`, that of a choice, else all of it."""
+    if not isinstance(value, dict):
+        return value
+    choices = value.get("choices")
+    parts = [value, *(choices if isinstance(choices, list) else [])]
+    errors = [part["error"] for part in parts if isinstance(part, dict) and part.get("error") not in (None, False, "")]
+    return errors[0] if errors else value
+
+
+def _excerpt(body: bytes, secrets: Secrets) -> str:
+    text = secrets.hide(body.decode("utf-8", "replace").strip())
     return text[:MESSAGE_LIMIT] or "(no body)"

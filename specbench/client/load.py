@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import gc
 import queue
-import signal
 import statistics
 import threading
 import time
@@ -35,6 +34,7 @@ from specbench.client.connection import Turns
 from specbench.client.request import Exchange, RequestSettings, send
 from specbench.client.transport import Transport
 from specbench.record.format import ClientHealth, Request
+from specbench.terminal import ending_signals
 from specbench.workload.case import Case
 from specbench.workload.schedule import Item
 
@@ -85,8 +85,9 @@ class LoadResult:
         sentences = []
         if share is not None and share > BUSY_SHARE:
             sentences.append(f"the client was busy {share:.0%} of the time (limit {BUSY_SHARE:.0%}): {advice}")
-        if lag is not None and lag > max(LATE_MS, LATE_SHARE * self.e2el_mean_s * 1e3):
-            sentences.append(f"the client's event loop was {lag:.1f} ms late at p99 (limit {LATE_MS:g} ms): {advice}")
+        limit = max(LATE_MS, LATE_SHARE * self.e2el_mean_s * 1e3)
+        if lag is not None and lag > limit:
+            sentences.append(f"the client's event loop was {lag:.1f} ms late at p99 (limit {limit:.1f} ms): {advice}")
         return sentences
 
 
@@ -96,11 +97,11 @@ def event_loop_name() -> str:
 
 
 def run_event_loop(run: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run to the end. SIGINT and SIGTERM cancel `run`, which may still tidy up and return."""
+    """Run to the end. A signal that ends scripts cancels `run`, which may still tidy up and return."""
 
     async def with_signals() -> T:
         task = asyncio.create_task(run())
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await task
 
@@ -215,13 +216,13 @@ class ClosedLoop:
         """Stop when the server looks dead. Needs no decoding, so it comes before the next request."""
         self._failures_in_a_row = self._failures_in_a_row + 1 if exchange.is_server_failure else 0
         if self._failures_in_a_row >= self._failures_to_stop:
-            last = read(exchange)
+            last = read(exchange, self.settings.secrets)
             self._stop(
                 f"{self._failures_in_a_row} requests in a row failed, the last with {last.outcome}: {last.error}"
             )
 
     def _emit(self, user: int, item: Item, exchange: Exchange) -> None:
-        sample = read(exchange)
+        sample = read(exchange, self.settings.secrets)
         self._done += 1
         self._tokens += sample.completion_tokens or 0
         if self.samples is not None:

@@ -1,35 +1,56 @@
 """What a server counts: scrapes of GET /metrics and what happened between two of them."""
 
 import asyncio
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from specbench.client.control import get
+from specbench.client.control import ControlClient
 from specbench.record.format import ServerDeltas
 
 SETTLE_S = 2.0
+PROBES, MOST_PROBES = 4, 12
 _PREFIXES = {"vllm": "vllm:", "llama.cpp": "llamacpp:"}
 _GENERATED = {"vllm": "vllm:generation_tokens_total", "llama.cpp": "llamacpp:tokens_predicted_total"}
 
 
 @dataclass(slots=True)
 class Metrics:
-    """One scrape of /metrics."""
+    """One scrape of /metrics.
+
+    Attributes:
+        unreadable: lines that are not Prometheus text; the others count.
+    """
 
     text: str
-    _samples: dict[str, list[tuple[dict[str, str], float]]] = field(init=False)
+    unreadable: list[str] = field(init=False, default_factory=list)
+    _samples: dict[str, list[tuple[dict[str, str], float]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._samples = {}
+        if not self._add(self.text):
+            self._samples.clear()
+            lines = [line for line in self.text.splitlines() if line.strip() and not line.startswith("#")]
+            self.unreadable = [line for line in lines if not self._add(line + "\n")]
+
+    def _add(self, text: str) -> bool:
+        """Add what `text` holds; False where a line of it is none."""
         try:
-            for family in text_string_to_metric_families(self.text):
+            for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    self._samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
-        except ValueError:
-            self._samples = {}  # not Prometheus text: a server without usable counters
+                    if math.isfinite(sample.value):
+                        self._samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+        except Exception:  # the parser has no exception of its own: a damaged line ends as any of several
+            return False
+        return True
+
+    @property
+    def start_time(self) -> float | None:
+        """When the process that answered started (s since 1970)."""
+        return self.total("process_start_time_seconds")
 
     @property
     def engine(self) -> str | None:
@@ -54,8 +75,9 @@ class Metrics:
         name = f"{_PREFIXES.get(self.engine or '', '')}spec_decode_num_accepted_tokens_per_pos_total"
         positions: dict[int, float] = {}
         for labels, value in self._samples.get(name, []):
-            if labels.get("position", "").isdigit():
-                position = int(labels["position"])
+            text = labels.get("position", "")
+            if text.isascii() and text.isdigit():
+                position = int(text)
                 positions[position] = positions.get(position, 0.0) + value
         return positions
 
@@ -70,13 +92,13 @@ class Metrics:
         return None if prefix is None else self.since(before, f"{prefix}spec_decode_num_drafts_total") or 0.0
 
 
-async def scrape(client: httpx.AsyncClient) -> str:
+async def scrape(client: ControlClient) -> str:
     """The raw text of /metrics; empty where the server has none."""
-    answer = await get(client, "metrics")
-    return answer.text if answer.status_code == 200 else ""
+    answer = await client.get("metrics")
+    return answer.text if answer.status == 200 else ""
 
 
-async def scrape_when_settled(client: httpx.AsyncClient, before: str, finished: int) -> str:
+async def scrape_when_settled(client: ControlClient, before: str, finished: int) -> str:
     """The scrape after the run: a server may count the last request a moment after the client saw its end."""
     end = time.monotonic() + SETTLE_S
     while True:
@@ -87,7 +109,31 @@ async def scrape_when_settled(client: httpx.AsyncClient, before: str, finished: 
         await asyncio.sleep(0.05)
 
 
-def deltas(before: Metrics, after: Metrics, own_requests: int) -> ServerDeltas:
+async def answer_in_turn(client: ControlClient, start_times: Sequence[float | None]) -> bool:
+    """Whether several servers answer at this address, and not one that restarted: a start time comes back.
+
+    Args:
+        client: asks on a new connection each time, so that whatever shares them out can choose another server.
+        start_times: of the scrapes so far, in their order.
+    """
+    seen = [start_time for start_time in start_times if start_time is not None]
+    if not seen:
+        return False
+    for probe in range(MOST_PROBES):
+        if probe >= PROBES and len(set(seen)) == 1:
+            return False
+        answer = await client.get("metrics", fresh=True)
+        start_time = Metrics(answer.text).start_time
+        if start_time is None:
+            return False
+        seen.append(start_time)
+        in_a_row = [start_time for start_time, _ in groupby(seen)]
+        if len(in_a_row) != len(set(in_a_row)):
+            return True
+    return False
+
+
+def deltas(before: Metrics, after: Metrics, own_requests: int, *, in_turn: bool = False) -> ServerDeltas:
     """What the server did between two scrapes; None where it does not say.
 
     acceptance rate        = accepted / drafted tokens
@@ -99,10 +145,11 @@ def deltas(before: Metrics, after: Metrics, own_requests: int) -> ServerDeltas:
     Args:
         before, after: the scrapes.
         own_requests: the most requests of this client that the server can have finished between them.
+        in_turn: whether several servers answer (answer_in_turn): nothing can be counted then.
     """
-    restarted = _restarted(before, after)
+    restarted = None if in_turn else _restarted(before, after)
     empty = Metrics("")
-    source = empty if restarted else after
+    source = empty if restarted or in_turn else after
     prefix = _PREFIXES.get(source.engine or "", "")
 
     def rise(name: str) -> float | None:
@@ -134,6 +181,7 @@ def deltas(before: Metrics, after: Metrics, own_requests: int) -> ServerDeltas:
         requests_succeeded=succeeded,
         foreign_requests=None if succeeded is None else max(0.0, succeeded - own_requests),
         restarted=restarted,
+        several_servers=in_turn or None,
     )
 
 
@@ -141,6 +189,7 @@ def warnings(server: ServerDeltas) -> list[str]:
     """Sentences for what must not happen between two scrapes; compare.py turns the same numbers into gates."""
     sentences = {
         "restarted": "the server restarted during the run",
+        "several_servers": "several servers answered at this address in turn: nothing of theirs can be counted",
         "foreign_requests": "someone else sent {:g} requests to this server during the run: use a server of your own",
         "preemptions": "the server preempted {:g} times: its KV cache is too small for this load",
     }
@@ -150,7 +199,7 @@ def warnings(server: ServerDeltas) -> list[str]:
 
 def _restarted(before: Metrics, after: Metrics) -> bool | None:
     """Whether another process answers: by its start time, else by a counter that fell. None where neither is told."""
-    start, later = before.total("process_start_time_seconds"), after.total("process_start_time_seconds")
+    start, later = before.start_time, after.start_time
     if start is not None and later is not None:
         return start != later
     name = _GENERATED.get(after.engine or "", "")

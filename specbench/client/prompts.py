@@ -5,13 +5,14 @@ from typing import Any, Literal
 
 import httpx
 
+from specbench.client.control import ControlClient
 from specbench.record.format import PromptTokenSource
 from specbench.workload.case import Case
 
 TokenIds = dict[str, list[int]]  # by case id
 
 
-async def tokenized(client: httpx.AsyncClient, cases: Sequence[Case], request: Mapping[str, Any]) -> TokenIds | None:
+async def tokenized(client: ControlClient, cases: Sequence[Case], request: Mapping[str, Any]) -> TokenIds | None:
     """Each case's prompt by the server's own POST /tokenize, chat template included; None where it has none.
 
     vLLM's takes a conversation; llama.cpp's takes a text, which its POST /apply-template makes of a conversation.
@@ -32,9 +33,11 @@ async def tokenized(client: httpx.AsyncClient, cases: Sequence[Case], request: M
     return prompts
 
 
-async def _post(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = (await client.post(path, json=body)).raise_for_status().json()
-    return answer
+async def _post(client: ControlClient, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    answer = await client.post(path, body)
+    if answer.status != 200 or not isinstance(answer.json, dict):
+        raise ValueError(f"POST /{path} answers with no JSON object")
+    return answer.json
 
 
 def choose(

@@ -1,4 +1,4 @@
-"""Proxies: which one the environment names for a URL, and measuring through it.
+"""Measuring through a proxy, where the environment names one for the URL.
 
 `transport_for` chooses between StreamTransport and ProxyTransport. The latter uses httpx's own transport, which is less
 exact: a read is stamped when the task gets it, later than it came.
@@ -7,13 +7,13 @@ exact: a read is stamped when the task gets it, later than it came.
 import asyncio
 from time import perf_counter_ns
 from typing import cast
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from specbench import UserError
 from specbench.client.connection import Arrival, Limits, Post, TotalTimeout
-from specbench.client.transport import CONNECT_TIMEOUT_S, StreamTransport, Transport, port_of, within
+from specbench.client.transport import CONNECT_TIMEOUT_S, StreamTransport, Transport, within
+from specbench.proxies import proxy_for, shown
 from specbench.tls import tls_context
 
 
@@ -26,12 +26,12 @@ class ProxyTransport:
     def __init__(self, proxy: str) -> None:
         self.opened = 0
         self.replaced = 0
-        self.proxies = [_public(proxy)]
+        self.proxies = [shown(proxy)]
         try:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             self._inner = httpx.AsyncHTTPTransport(proxy=proxy, verify=tls_context(), limits=limits)
         except (ImportError, ValueError) as error:
-            raise UserError(f"the proxy variables name {_public(proxy)}, which cannot be used: {error}") from None
+            raise UserError(f"the proxy variables name {shown(proxy)}, which cannot be used: {error}") from None
 
     async def open(self, url: httpx.URL) -> "ProxyTransport":
         """Itself: httpx connects when the request is sent."""
@@ -73,19 +73,11 @@ class ProxyTransport:
 
 def transport_for(url: str) -> tuple[Transport, str | None]:
     """The transport to measure `url` with, and a warning when the environment sends it through a proxy."""
-    parsed = httpx.URL(url)
-    proxies = getproxies()
-    proxy = proxies.get(parsed.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(f"{parsed.host}:{port_of(parsed)}") or proxy_bypass(parsed.host):
+    proxy = proxy_for(url)
+    if proxy is None:
         return StreamTransport(), None
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    host = httpx.URL(url).host
     return ProxyTransport(proxy), (
-        f"requests to {parsed.host} go through the proxy {_public(proxy)}, so times are less exact and include "
-        f"connecting; set NO_PROXY={parsed.host} where the service can be reached directly"
+        f"requests to {host} go through the proxy {shown(proxy)}, so times are less exact and include "
+        f"connecting; set NO_PROXY={host} where the service can be reached directly"
     )
-
-
-def _public(proxy: str) -> str:
-    """A proxy's address without its user and password."""
-    url = httpx.URL(proxy)
-    return f"{url.scheme}://{url.host}:{port_of(url)}"

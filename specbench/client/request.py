@@ -17,6 +17,7 @@ import msgspec
 from specbench import __version__
 from specbench.client.connection import Arrival, Limits, Post, head_of_post
 from specbench.client.transport import Transport
+from specbench.redaction import Secrets
 from specbench.workload.case import Case
 
 
@@ -31,6 +32,7 @@ class RequestSettings:
         timeout_s: limit for a whole request, from the moment it is written.
         inactivity_timeout_s: limit for a silence, before the first byte too.
         max_tokens: for cases that do not bring their own.
+        secrets: what no text of an answer may show.
     """
 
     url: str
@@ -40,6 +42,7 @@ class RequestSettings:
     seed: int = 0
     timeout_s: float = 600.0
     inactivity_timeout_s: float = 60.0
+    secrets: Secrets = field(default_factory=Secrets, repr=False)
 
     @cached_property
     def endpoint(self) -> httpx.URL:

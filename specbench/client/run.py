@@ -1,26 +1,29 @@
 """One run of bench.py: wait, identify, warm up, verify, measure, sum up; each step is written down before the next."""
 
 import asyncio
+import resource
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from specbench import UserError
 from specbench.client import metrics, prompts, service
 from specbench.client.answer import Sample
-from specbench.client.control import control_client
-from specbench.client.load import ClosedLoop, LoadResult, Phase, Progress, event_loop_name
+from specbench.client.control import Answer, ControlClient
+from specbench.client.load import ClosedLoop, LoadResult, Phase, Progress, event_loop_name, run_event_loop
 from specbench.client.metrics import Metrics
 from specbench.client.prompts import TokenIds
 from specbench.client.proxy import transport_for
+from specbench.client.readiness import refuse_unauthorized, wait_until_ready
 from specbench.client.request import RequestSettings
-from specbench.client.target import Target, run_in_url
+from specbench.client.target import Target, find_target, run_in_url, tokens_in_environment
 from specbench.client.transport import Transport
 from specbench.record.directory import ResultDirectory, read_requests
 from specbench.record.format import (
@@ -43,11 +46,15 @@ from specbench.record.judged import Judged, count_commands, judge_answers, write
 from specbench.record.prompts import write_prompt_tokens
 from specbench.record.provenance import client_record, now, tool
 from specbench.record.summary import summarize, summary_table
-from specbench.redaction import public_url
+from specbench.redaction import Secrets, public_url
+from specbench.terminal import INTERRUPTED, say
 from specbench.words import count, printable
 from specbench.workload.case import Case
-from specbench.workload.inventory import Inventory
+from specbench.workload.inventory import Inventory, read_inventory
+from specbench.workload.judging import check_commands
 from specbench.workload.schedule import Item, schedule, schedule_manifest, warmup
+
+FILES_BESIDE_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,11 @@ class RunSettings:
     """What bench.py was asked for.
 
     Attributes:
+        prompts: the prompts file.
+        out: result directory to make.
+        url: server to measure; None where Polyaxon's run says it.
+        project: Polyaxon's PROJECT or OWNER/PROJECT, or None.
+        insecure_http: whether the token may travel in the clear.
         concurrency: number of closed-loop users.
         repeats: how often each case is sent.
         service_run: Polyaxon run of the service, or None.
@@ -69,6 +81,11 @@ class RunSettings:
         command: the command line as the manifest stores it.
     """
 
+    prompts: Path
+    out: Path
+    url: str | None
+    project: str | None
+    insecure_http: bool
     concurrency: int
     repeats: int
     service_run: str | None
@@ -81,14 +98,53 @@ class RunSettings:
     ready_timeout_s: float
     client_location: str | None
     command: list[str]
-    allow_commands: bool = False
+    allow_commands: bool
+
+
+def measure(settings: RunSettings) -> int:
+    """Measure, and say how it went; the exit code of bench.py, as its docstring has them."""
+    run = None
+    secrets = Secrets(*tokens_in_environment())
+    try:
+        inventory = read_inventory(settings.prompts)
+        for note in inventory.notes:
+            say(note)
+        if settings.allow_commands:
+            check_commands(case.expect for case in inventory.cases)
+        target = find_target(
+            url=settings.url,
+            service_run=settings.service_run,
+            project=settings.project,
+            insecure_http=settings.insecure_http,
+        )
+        secrets = Secrets(*tokens_in_environment(), target.token)
+        directory = ResultDirectory(settings.out)
+        try:
+            run = Run(settings, inventory, target, directory, secrets)
+            return run_event_loop(run.run)
+        finally:
+            if run is not None and run.measuring:
+                directory.close()
+            else:
+                directory.discard()
+    except UserError as error:
+        say(secrets.hide(f"bench.py: {error}"))
+        return 2
+    except OSError as error:  # a full disk, or a folder that somebody took away
+        measured = run is not None and run.measuring
+        kept = "what was measured so far is kept" if measured else "nothing was measured"
+        say(f"bench.py: cannot write the results to {settings.out}: {error.strerror or error}; {kept}")
+        return 1 if measured else 2
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        say("bench.py: interrupted before anything was measured")
+        return INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """An open server: `client` asks it about itself, `transport` carries the requests of `requests`."""
 
-    client: httpx.AsyncClient
+    client: ControlClient
     transport: Transport
     server: ServerIdentity
     requests: RequestSettings
@@ -101,11 +157,19 @@ class Run:
         measuring: whether anything was measured, so that the directory must be kept.
     """
 
-    def __init__(self, settings: RunSettings, inventory: Inventory, target: Target, out: ResultDirectory) -> None:
-        self.settings, self.inventory, self.target, self.out = settings, inventory, target, out
+    def __init__(
+        self, settings: RunSettings, inventory: Inventory, target: Target, out: ResultDirectory, secrets: Secrets
+    ) -> None:
+        self.settings, self.inventory, self.target, self.out, self._secrets = settings, inventory, target, out, secrets
         self.measuring = False
         self._items = schedule(inventory, settings.repeats, settings.seed)
+        self._users = min(settings.concurrency, len(self._items))
         self._warnings = list(target.warnings)
+        if self._users < settings.concurrency:
+            requests = count(len(self._items), "request")
+            self._warnings.append(
+                f"{requests} occupy {self._users} of {settings.concurrency} users: that is the load that was measured"
+            )
         self._zero_ns = time.perf_counter_ns()
         self._started = now()
 
@@ -114,7 +178,8 @@ class Run:
         settings, target = self.settings, self.target
         transport, warning = transport_for(target.url)
         self._warnings += [warning] if warning else []
-        async with control_client(target.url, target.token, use_proxies=bool(transport.proxies)) as client:
+        make_room_for_connections(self._users)
+        async with ControlClient(target.url, target.token, self._secrets) as client:
             say(f"waiting for {public_url(target.url)}")
             await self._wait_until_ready(client)
             server = await service.identify(client, settings.model)
@@ -126,18 +191,20 @@ class Run:
                 seed=settings.seed,
                 timeout_s=settings.timeout_s,
                 inactivity_timeout_s=settings.inactivity_timeout_s,
+                secrets=self._secrets,
             )
             async with aclosing(transport):
                 session = Session(client, transport, server, requests)
                 manifest, before = await self._prepare(session)
                 result = await self._measure(session, manifest, before)
                 after = await self._scrape_after(session, before, result)
-        return self._finish(manifest, result, Metrics(before), Metrics(after))
+                in_turn = await self._answer_in_turn(session, Metrics(before), Metrics(after))
+        return self._finish(manifest, result, Metrics(before), Metrics(after), in_turn)
 
-    async def _wait_until_ready(self, client: httpx.AsyncClient) -> None:
+    async def _wait_until_ready(self, client: ControlClient) -> None:
         """Wait for the server; when it does not come, what Polyaxon has on its run stands beside the error."""
         try:
-            await service.wait_until_ready(client, self.settings.ready_timeout_s)
+            await wait_until_ready(client, self.settings.ready_timeout_s, say)
         except UserError as error:
             last_word = self.target.last_word()
             if last_word is None:
@@ -168,6 +235,11 @@ class Run:
         mode, verified = service.verified_mode(server, settings.mode or target.mode, drafts)
         if target.run and server.record is None:
             verified = {"how": "polyaxon run", "detail": f"inputs of {target.run}; {verified['detail']}"}
+        if mode is None:
+            raise UserError(
+                "nothing tells whether this server drafts: it has neither /server-record nor counters that are known; "
+                "give --mode, without which compare.py could not use the measurement"
+            )
         if server.record is None:
             self._warnings.append(
                 f"the server has no record of its own (GET /server-record); mode by {verified['how']}"
@@ -191,6 +263,7 @@ class Run:
             request=session.requests.body(),
             network=Network(round_trips, session.transport.proxies),
             prompt_tokens=source,
+            users=self._users,
         ), before
 
     async def _warm_up(self, session: Session) -> tuple[list[Request], TokenIds]:
@@ -199,7 +272,7 @@ class Run:
         A server that fails one is not fit to be measured.
         """
         items = warmup(self.inventory)
-        say(f"warming up with {len(items)} requests")
+        say(f"warming up with {count(len(items), 'request')}")
         rows: list[Request] = []
         prompt_tokens: TokenIds = {}
 
@@ -211,7 +284,7 @@ class Run:
         for row in rows:
             self.out.append(row)
             if row.outcome != "ok":
-                service.refuse_unauthorized(row.http_status or 0)
+                refuse_unauthorized(session.client, Answer(row.http_status or 0, {}, "", None), is_healthy=True)
                 raise UserError(
                     f"warm-up request {row.case} was not answered, mend that first: {row.outcome}: {row.error}"
                 )
@@ -221,16 +294,19 @@ class Run:
         """Send the measured requests; None when interrupted."""
 
         async def server_changed() -> str | None:
+            known = session.server.process_start_time
             with suppress(UserError):
-                start = Metrics(await metrics.scrape(session.client)).total("process_start_time_seconds")
-                if start is not None and session.server.process_start_time not in (None, start):
+                start = Metrics(await metrics.scrape(session.client)).start_time
+                if start is not None and known not in (None, start):
+                    if await metrics.answer_in_turn(session.client, [known, start]):
+                        return "several servers answer at this address in turn"
                     return "the server restarted during the run: its process start time changed"
             return None
 
         self.out.write_text(METRICS_BEFORE, before)
         self.out.write_json(MANIFEST, manifest)
         self.measuring = True
-        say(f"measuring {len(self._items)} requests, {self.settings.concurrency} at a time, mode {manifest.mode}")
+        say(f"measuring {count(len(self._items), 'request')}, {self._users} at a time, mode {manifest.mode}")
         hooks = {"sink": self.out.append, "server_changed": server_changed, "progress": ProgressLine()}
         try:
             return await self._loop(session, self._items, "measured", **hooks).run()
@@ -258,15 +334,25 @@ class Run:
         self.out.write_text(METRICS_AFTER, text)
         return text
 
-    def _finish(self, manifest: Manifest, result: LoadResult | None, before: Metrics, after: Metrics) -> int:
+    async def _answer_in_turn(self, session: Session, before: Metrics, after: Metrics) -> bool:
+        """Whether what looks like a restart is another server behind the same address."""
+        if None in (before.start_time, after.start_time) or before.start_time == after.start_time:
+            return False
+        with suppress(UserError, asyncio.CancelledError):
+            return await metrics.answer_in_turn(session.client, [before.start_time, after.start_time])
+        return False
+
+    def _finish(
+        self, manifest: Manifest, result: LoadResult | None, before: Metrics, after: Metrics, in_turn: bool
+    ) -> int:
         """Write manifest and summary, say how it went, return the exit code."""
         manifest.stopped = result.stopped if result else None
         manifest.status = _status(result)
         manifest.ended = now()
         self.out.write_json(MANIFEST, manifest)
         # The server may have finished what was in flight when the run was stopped.
-        own = result.done + (self.settings.concurrency if result.stopped else 0) if result else 0
-        server = metrics.deltas(before, after, own)
+        own = result.done + (self._users if result.stopped else 0) if result else 0
+        server = metrics.deltas(before, after, own, in_turn=in_turn)
         load_warnings = result.warnings() if result else []
         judged, judging_warnings = self._judge(manifest)
         summary = summarize(
@@ -274,13 +360,20 @@ class Run:
             manifest,
             server=server,
             client=result.client if result else ClientHealth(),
-            warnings=[*self._warnings, *load_warnings, *metrics.warnings(server), *judging_warnings],
+            warnings=[
+                *self._warnings,
+                *load_warnings,
+                *metrics.warnings(server),
+                *unreadable(before, after),
+                *judging_warnings,
+            ],
             judged=judged,
         )
         self.out.write_json(SUMMARY, summary)
         print(printable(summary_table(self.out.path, manifest, summary)))
+        print(printable(f"next: {next_step(self.out.path, manifest)}"))
         if result is None:
-            return 130
+            return INTERRUPTED
         return 0 if result.stopped is None and summary.requests.ok == len(self._items) else 1
 
     def _judge(self, manifest: Manifest) -> tuple[Judged, list[str]]:
@@ -303,6 +396,44 @@ def _status(result: LoadResult | None) -> Status:
     return "aborted" if result.stopped else "complete"
 
 
+def next_step(out: Path, manifest: Manifest) -> str:
+    """What to do with a result directory: compare it with one of the other mode, or measure that first."""
+    if manifest.status != "complete":
+        return "measure again with a fresh --out, once what stopped this run is mended"
+    mode = manifest.mode
+    other = "ngram" if mode == "baseline" else "baseline"
+    sibling = out.with_name(out.name.replace(mode, other)) if mode and mode in out.name else Path(f"THE-{other}-RUN")
+    sides = (out, sibling) if mode == "baseline" else (sibling, out)
+    compare = shlex.join(["python", "compare.py", *map(str, sides)])
+    if (sibling / SUMMARY).exists():
+        return compare
+    return f"deploy the {other} mode, measure it in the same way, and then {compare}"
+
+
+def unreadable(*scrapes: Metrics) -> list[str]:
+    """A sentence for the lines of /metrics that could not be read, where others could."""
+    lines = [line for scrape in scrapes if scrape.engine is not None for line in scrape.unreadable]
+    if not lines:
+        return []
+    number = count(len(lines), "line")
+    return [f"{number} of GET /metrics could not be read, while all others count; the first: {lines[0][:100]}"]
+
+
+def make_room_for_connections(users: int) -> None:
+    """Raise this process's limit of open files to what `users` connections need; UserError where that is refused."""
+    needed = users + FILES_BESIDE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (ValueError, OSError):
+        raise UserError(
+            f"{count(users, 'user')} need {needed:,} open files and this shell allows {hard:,}: lower --concurrency, "
+            f"or raise the limit (ulimit -n {needed})"
+        ) from None
+
+
 class ProgressLine:
     """Done, tokens/s, failures and time left: one line rewritten on a terminal, a line each tenth when piped."""
 
@@ -319,8 +450,3 @@ class ProgressLine:
         elif tenths > self.tenths:
             say(line)
         self.tenths = tenths
-
-
-def say(text: str) -> None:
-    """One line of progress, away from the results on stdout."""
-    print(printable(text), file=sys.stderr, flush=True)

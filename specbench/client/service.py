@@ -1,120 +1,87 @@
 """What a server says of itself: readiness, identity, mode, room for the requests. Labels lie; this asks."""
 
-import asyncio
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import msgspec
 
 from specbench import UserError
-from specbench.client.control import get
-from specbench.client.metrics import Metrics, scrape
+from specbench.client.control import ControlClient
+from specbench.client.metrics import Metrics, answer_in_turn, scrape
+from specbench.client.readiness import refuse_unauthorized
 from specbench.client.target import plain_uuid
 from specbench.record.format import MODES, Mode, Model, RoundTrips, ServerIdentity
-from specbench.words import printable
+from specbench.words import printable, some
 from specbench.workload.case import Case
 
 HEALTH_PROBES = 10
 
 
-async def wait_until_ready(client: httpx.AsyncClient, deadline_s: float) -> None:
-    """Poll GET /health until it answers 200.
+async def identify(client: ControlClient, wanted_model: str | None) -> ServerIdentity:
+    """Ask a ready server for its models, version, record and counters. What it does not say is None.
 
-    Raises UserError when the gateway refuses the token, or after `deadline_s` seconds with the last answer.
+    Raises UserError for a server that cannot be one of these, and for several that answer in turn.
     """
-    end = time.monotonic() + deadline_s
-    last = "no answer yet"
-    while True:
-        try:
-            answer = await client.get("health", timeout=5.0)
-            if answer.status_code == 200:
-                return
-            refuse_unauthorized(answer.status_code)
-            last = f"HTTP {answer.status_code}"
-        except httpx.HTTPError as error:
-            last = f"{type(error).__name__} {error}".strip()
-        if time.monotonic() >= end:
-            raise UserError(
-                f"the server at {client.base_url} was not ready within {deadline_s:g} s (last: {last}); "
-                "see its log, or give it longer with --ready-timeout"
-            )
-        await asyncio.sleep(min(1.0, max(0.05, end - time.monotonic())))
-
-
-def refuse_unauthorized(status: int) -> None:
-    """Raise UserError for the answers of a gateway that does not take the token."""
-    if status in (401, 403):
-        raise UserError(
-            f"the service answered HTTP {status}: "
-            "set POLYAXON_TOKEN (or POLYAXON_AUTH_TOKEN) to a token that may use this run"
-        )
-
-
-async def identify(client: httpx.AsyncClient, wanted_model: str | None) -> ServerIdentity:
-    """Ask a ready server for its models, version, record and counters. What it does not say is None."""
     model = await _model(client, wanted_model)
     metrics = Metrics(await scrape(client))
-    version = await _json_or_none(client, "version")
-    record = await _json_or_none(client, "server-record")
+    if await answer_in_turn(client, [metrics.start_time]):
+        raise UserError(f"several servers answer at {client.url} in turn; give the URL of one of them")
+    version = await _object(client, "version")
+    record = await _object(client, "server-record")
     try:
         return ServerIdentity(
             engine=metrics.engine,
-            version=str(version["version"]) if version and "version" in version else None,
-            record=record if record is not None and "record" in record else None,
+            version=str(version["version"]) if "version" in version else None,
+            record=record if "record" in record else None,
             model=model,
             cache_config=metrics.labels("vllm:cache_config_info"),
-            process_start_time=metrics.total("process_start_time_seconds"),
+            process_start_time=metrics.start_time,
         )
     except msgspec.ValidationError as error:
         raise UserError(f"GET /server-record holds what launch_vllm.py never writes: {error}") from None
 
 
-async def _model(client: httpx.AsyncClient, wanted: str | None) -> Model:
-    answer = await get(client, "v1/models")
-    refuse_unauthorized(answer.status_code)
+async def _model(client: ControlClient, wanted: str | None) -> Model:
+    answer = await client.get("v1/models")
+    refuse_unauthorized(client, answer, is_healthy=True)
+    address = f"{client.url}/v1/models"
     try:
-        offered = answer.raise_for_status().json()["data"]
-        by_id = {str(entry["id"]): entry for entry in offered}
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+        by_id = {str(entry["id"]): entry for entry in answer.json["data"]}
+    except (KeyError, TypeError):
         raise UserError(
-            f"{client.base_url}v1/models answered HTTP {answer.status_code} and no list of models: "
-            "is this an OpenAI-compatible server?"
+            f"{address} answered HTTP {answer.status} and no list of models: is this an OpenAI-compatible server?"
         ) from None
     if not by_id:
-        raise UserError(f"the server at {client.base_url} offers no model: see its log")
-    names = ", ".join(map(printable, by_id))
+        raise UserError(f"the server at {client.url} offers no model: see its log")
+    names = some([printable(name) for name in by_id])
     if wanted is None and len(by_id) != 1:
         raise UserError(f"the server offers {len(by_id)} models ({names}); choose one with --model")
     if wanted is not None and wanted not in by_id:
         raise UserError(f"the server does not serve --model {wanted}; it serves {names}")
-    entry = by_id[wanted] if wanted is not None else next(iter(by_id.values()))
+    name = wanted if wanted is not None else next(iter(by_id))
     try:
-        return msgspec.convert({**entry, "id": str(entry["id"])}, Model)
+        return msgspec.convert({**by_id[name], "id": name}, Model)
     except msgspec.ValidationError as error:
-        raise UserError(f"{client.base_url}v1/models describes no model: {error}; see the server's log") from None
+        raise UserError(f"{address} describes no model: {error}; see the server's log") from None
 
 
-async def round_trips(client: httpx.AsyncClient) -> RoundTrips:
+async def round_trips(client: ControlClient) -> RoundTrips:
     """How long GET /health takes from here and back, HEALTH_PROBES times on an open connection."""
     times = []
     for _ in range(HEALTH_PROBES + 1):
         start = time.perf_counter_ns()
-        await get(client, "health")
+        await client.get("health")
         times.append((time.perf_counter_ns() - start) / 1e6)
     times = times[1:]  # the first opens the connection
     return RoundTrips(n=len(times), min=min(times), p50=statistics.median(times), max=max(times))
 
 
-async def _json_or_none(client: httpx.AsyncClient, path: str) -> dict[str, Any] | None:
-    answer = await get(client, path)
-    try:
-        value = answer.json() if answer.status_code == 200 else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+async def _object(client: ControlClient, path: str) -> dict[str, Any]:
+    """The JSON object that GET `path` answers with; empty where it answers with something else."""
+    answer = await client.get(path)
+    return answer.json if answer.status == 200 and isinstance(answer.json, dict) else {}
 
 
 # ---- mode, and what the server says against it

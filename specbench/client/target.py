@@ -15,6 +15,7 @@ from specbench.polyaxon import service as polyaxon_service
 from specbench.polyaxon.api import NoAccess, ServiceRun
 from specbench.record.format import MODES, Mode
 
+_API_PATH = re.compile(r"/(?:v1|(?:v1/)?(?:chat/completions|completions|models)|health|metrics|version|tokenize)/*$")
 _RUN_IN_PATH = re.compile(r"/runs/([^/]+)(?:/|$)")
 
 
@@ -50,9 +51,14 @@ class Target:
             raise UserError(problem)
 
 
+def tokens_in_environment() -> tuple[str | None, str | None]:
+    """What may be a token, the first that is there before the second."""
+    return os.environ.get("POLYAXON_TOKEN"), os.environ.get("POLYAXON_AUTH_TOKEN")
+
+
 def find_target(*, url: str | None, service_run: str | None, project: str | None, insecure_http: bool) -> Target:
     """The URL and token of the server: given, or looked up from the run `service_run`."""
-    token = os.environ.get("POLYAXON_TOKEN") or os.environ.get("POLYAXON_AUTH_TOKEN")
+    token = next(filter(None, tokens_in_environment()), None)
     run, warnings = None, []
     if url:
         check_url(url, service_run=service_run, token=token, insecure_http=insecure_http)
@@ -90,6 +96,9 @@ def check_url(url: str | None, *, service_run: str | None, token: str | None, in
         parts, host = urlsplit(""), ""
     if parts.scheme not in ("http", "https") or not host or not parts.hostname or re.search(r"\s", url):
         raise UserError(f"{url!r} is not a URL with http:// or https:// and a host; check SERVICE_URL or --url")
+    if api := _API_PATH.search(parts.path):
+        base = url.rstrip("/").removesuffix(api[0].rstrip("/"))
+        raise UserError(f"the URL ends in {api[0]}, which bench.py adds by itself: give {base}")
     if token and not re.fullmatch("[!-~]+", token):
         raise UserError("the token holds a blank, a line break or a letter beyond ASCII: set POLYAXON_TOKEN again")
     named = _RUN_IN_PATH.search(parts.path)

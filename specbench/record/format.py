@@ -14,6 +14,7 @@ import msgspec
 
 FORMAT = 1
 REQUESTS, SUMMARY, MANIFEST = "requests.jsonl", "summary.json", "manifest.json"
+AT_ONCE_S = 2e-4  # a token; the fastest decoding of one answer takes several times as long
 METRICS_BEFORE, METRICS_AFTER = "metrics-before.txt", "metrics-after.txt"
 
 Mode = Literal["baseline", "ngram"]
@@ -57,12 +58,40 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     accepted_tokens: int | None = None
 
     @property
+    def came_at_once(self) -> bool:
+        """Whether all tokens came with the first, because something on the way holds streams back.
+
+        That is so where one read brought them, or several reads faster than any model decodes (AT_ONCE_S a token) after
+        a wait a hundred times as long.
+        """
+        if self.decode_s is None or self.ttft_s is None or (self.completion_tokens or 0) <= (self.first_tokens or 1):
+            return False
+        at_once = self.decode_s < AT_ONCE_S * (self.completion_tokens or 0) and self.decode_s < self.ttft_s / 100
+        return at_once or self.decode_s == 0
+
+    @property
     def tpot_s(self) -> float | None:
-        """Time per output token (s): the decode interval over the tokens that came after the first content event."""
-        if self.decode_s is None or self.completion_tokens is None:
+        """Time per output token (s): the decode interval over the tokens that came after the first content event.
+
+        How many came with it is known from token ids, else only where each token had an event of its own. None where it
+        is unknown, where no token came later, and where all came at once.
+        """
+        first = 1 if self.first_tokens is None and self.chunks == self.completion_tokens else self.first_tokens
+        if self.decode_s is None or self.completion_tokens is None or first is None or self.came_at_once:
             return None
-        divisor = self.completion_tokens - (self.first_tokens or 1)
-        return self.decode_s / divisor if divisor >= 1 else None
+        later = self.completion_tokens - first
+        return self.decode_s / later if later >= 1 else None
+
+    @property
+    def tpot_problem(self) -> str | None:
+        """Why an answer with several tokens has no TPOT."""
+        if self.tpot_s is not None or (self.completion_tokens or 0) < 2:
+            return None
+        if self.ttft_s is None:
+            return "no text came"
+        if self.came_at_once:
+            return "all tokens came at once"
+        return None if self.first_tokens is not None else "how many tokens came first is unknown without token ids"
 
 
 # ---- manifest.json
@@ -204,7 +233,10 @@ class PromptTokenSource(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What was asked of whom, how the mode was verified, and how the run ended."""
+    """What was asked of whom, how the mode was verified, and how the run ended.
+
+    `users` is how many requests were in flight at once: `concurrency`, or fewer where there are fewer requests.
+    """
 
     format: int
     tool: Tool
@@ -227,6 +259,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     status: Status = "running"
     stopped: str | None = None
     prompt_tokens: PromptTokenSource | None = None
+    users: Positive | None = None
 
     def __post_init__(self) -> None:
         check_moments(started=self.started, ended=self.ended)
@@ -253,7 +286,10 @@ def check_moments(**times: str | None) -> None:
 
 
 class Distribution(msgspec.Struct, kw_only=True):
-    """n values, their mean and percentiles; where n is too small a percentile is None and `reasons` says why."""
+    """n values, their mean and percentiles; where n is too small a percentile is None and `reasons` says why.
+
+    `reasons["missing"]` says of how many answers a value is unknown, and why.
+    """
 
     n: int
     mean: float | None
@@ -265,13 +301,17 @@ class Distribution(msgspec.Struct, kw_only=True):
 
 
 class RequestCounts(msgspec.Struct):
-    """How many requests the schedule has, were measured, ended ok, ended how, and warmed up."""
+    """How many requests the schedule has, were measured, ended ok, ended how, and warmed up.
+
+    `examples` holds one error of each outcome, with its case.
+    """
 
     scheduled: int
     measured: int
     ok: int
     outcomes: dict[str, int]
     warmup: int
+    examples: dict[str, str] = {}
 
 
 class Metrics(msgspec.Struct):
@@ -331,6 +371,7 @@ class ServerDeltas(msgspec.Struct, kw_only=True):
     requests_succeeded: float | None = None
     foreign_requests: float | None = None
     restarted: bool | None = None
+    several_servers: bool | None = None
 
 
 class ClientHealth(msgspec.Struct, kw_only=True):

@@ -24,6 +24,8 @@ from specbench.record.format import (
     TokensPerChunk,
 )
 from specbench.record.judged import Judged, judge_answers
+from specbench.record.notices import Notices
+from specbench.words import count
 
 # Fewest samples that hold one observation beyond the percentile.
 PERCENTILES = {50: 1, 90: 10, 95: 20, 99: 100}
@@ -37,12 +39,17 @@ class _Samples:
     values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in _METRICS})
     chunks: int = 0
     tokens: int = 0
+    answers: int = 0
+    unknown_tpot: dict[str, int] = field(default_factory=dict)
 
     def add(self, request: Request) -> None:
         for name, values in self.values.items():
             value = getattr(request, name)
             if value is not None:
                 values.append(value)
+        self.answers += 1
+        if problem := request.tpot_problem:
+            self.unknown_tpot[problem] = self.unknown_tpot.get(problem, 0) + 1
         self.chunks += request.chunks
         self.tokens += request.completion_tokens or 0
 
@@ -61,14 +68,16 @@ def summarize(
     Args:
         directory: the result directory, with every request written.
         manifest: its manifest, for the status, the schedule and what is expected of the answers.
-        server: deltas between the two scrapes (service.deltas).
+        server: deltas between the two scrapes (metrics.deltas).
         client: the client's own health (load.LoadResult).
-        warnings: sentences.
+        warnings: sentences; those about the answers are added.
         judged: which answers are right; None judges them here, without running a command.
     """
     if judged is None:
         judged = judge_answers(read_requests(directory), manifest.inventory.cases, allow_commands=False)
     outcomes: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    notices = Notices()
     families: dict[str, _Samples] = {}
     overall = _Samples()
     expect: dict[str, Checked] = {}
@@ -82,7 +91,9 @@ def summarize(
         outcomes[request.outcome] = outcomes.get(request.outcome, 0) + 1
         window.add(request)
         if request.outcome != "ok":
+            examples.setdefault(request.outcome, f"{request.case}: {request.error}")
             continue
+        notices.add(request)
         overall.add(request)
         families.setdefault(request.family, _Samples()).add(request)
         if (passed := judged.passed(request.case, request.text)) is not None:
@@ -99,6 +110,7 @@ def summarize(
             ok=outcomes.get("ok", 0),
             outcomes=dict(sorted(outcomes.items())),
             warmup=warmup,
+            examples=dict(sorted(examples.items())),
         ),
         metrics=Metrics(_metrics(overall), {name: _metrics(family) for name, family in ordered.items()}),
         throughput=window.result(),
@@ -113,7 +125,7 @@ def summarize(
         ),
         server=server,
         client=client,
-        warnings=list(warnings),
+        warnings=[*warnings, *notices.sentences()],
         requests_sha256=sha256_of(directory / REQUESTS),
     )
 
@@ -128,15 +140,22 @@ def summary_table(directory: Path, manifest: Manifest, summary: Summary) -> str:
         per_chunk = "-" if chunk is None else f"{chunk:.2f}"
         lines.append(f"{name[:15]:<16}{metrics['e2el_s'].n:>6}{row}{per_chunk:>11}")
     rate, accepted = summary.throughput.tokens_per_s, summary.server.acceptance_rate
+    queries, hits = summary.server.prefix_cache_queries, summary.server.prefix_cache_hits
     lines.append(
         f"{directory}: {summary.status}, {requests.ok} of {requests.scheduled} ok, mode {manifest.mode}"
         + (f", {rate:.0f} tokens/s" if rate is not None else "")
         + (f", {accepted:.0%} of drafted tokens accepted" if accepted is not None else "")
+        + (f", {hits / queries:.0%} of prompt tokens from the prefix cache" if queries and hits is not None else "")
     )
+    if missing := summary.metrics.overall["tpot_s"].reasons.get("missing"):
+        lines.append(f"TPOT: {missing}")
     if manifest.stopped:
         lines.append(f"stopped early: {manifest.stopped}")
     outcomes = {name: number for name, number in requests.outcomes.items() if name != "ok"}
-    lines += [f"{number} requests ended as {name}" for name, number in outcomes.items()]
+    lines += [
+        f"{count(number, 'request')} ended as {name}, for example {requests.examples.get(name, '–')}"
+        for name, number in outcomes.items()
+    ]
     return "\n".join([*lines, *(f"warning: {sentence}" for sentence in summary.warnings)])
 
 
@@ -177,8 +196,9 @@ class _Window:
         self._start = min(self._start, request.start_s)
         end = request.start_s + (request.e2el_s or 0.0)
         self._user_end[request.user] = max(self._user_end.get(request.user, 0.0), end)
-        if request.outcome == "ok" and request.completion_tokens and request.ttft_s is not None:
-            self._spans.append((request.start_s + request.ttft_s, end, request.completion_tokens))
+        if request.outcome == "ok" and request.completion_tokens:
+            first = end if request.ttft_s is None else request.start_s + request.ttft_s
+            self._spans.append((first, end, request.completion_tokens))
 
     def result(self) -> Throughput:
         """tokens, window_s and tokens_per_s; None where nothing was measured."""
@@ -188,14 +208,20 @@ class _Window:
         import numpy as np
 
         first, last, tokens = np.array(self._spans, dtype=float).T
-        decode = np.maximum(last - first, 1e-9)
-        inside = float((tokens * np.clip((end - first) / decode, 0.0, 1.0)).sum())
+        decode = np.where(last > first, last - first, 1.0)
+        share = np.where(last <= end, 1.0, np.clip((end - first) / decode, 0.0, 1.0))  # all of what came at once
+        inside = float((tokens * share).sum())
         window = end - self._start
         return Throughput(inside / window if window > 0 else None, inside, window)
 
 
 def _metrics(samples: _Samples) -> dict[str, Distribution]:
-    return {name: distribution(values) for name, values in samples.values.items()}
+    distributions = {name: distribution(values) for name, values in samples.values.items()}
+    if samples.unknown_tpot:
+        number = sum(samples.unknown_tpot.values())
+        why = " and ".join(samples.unknown_tpot)
+        distributions["tpot_s"].reasons["missing"] = f"unknown for {number} of {samples.answers} answers: {why}"
+    return distributions
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

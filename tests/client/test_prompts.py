@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from support.scripted_server import Scripted, Step, plain
 from support.vllm_standin import StandIn, record
@@ -14,6 +13,7 @@ from bench import main as bench
 from specbench.client import prompts
 from specbench.client.answer import read
 from specbench.client.connection import Arrival
+from specbench.client.control import ControlClient
 from specbench.client.request import Exchange
 from specbench.record.directory import read_manifest, read_requests
 from specbench.record.format import PromptTokenSource
@@ -26,7 +26,7 @@ REQUEST = {"model": "m", "chat_template_kwargs": {"enable_thinking": False}}
 
 def tokenized(url: str) -> prompts.TokenIds | None:
     async def run() -> prompts.TokenIds | None:
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with ControlClient(url) as client:
             return await prompts.tokenized(client, CASES, REQUEST)
 
     return asyncio.run(run())
@@ -47,7 +47,7 @@ def test_an_answer_that_is_none_gives_no_prompts(body: bytes) -> None:
         return plain("200 OK", body)
 
     async def run() -> None:
-        async with Scripted(answer) as server, httpx.AsyncClient(base_url=server.url) as client:
+        async with Scripted(answer) as server, ControlClient(server.url) as client:
             assert await prompts.tokenized(client, CASES, REQUEST) is None
 
     asyncio.run(run())

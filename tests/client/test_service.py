@@ -4,22 +4,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import httpx
 import pytest
 from support.vllm_standin import StandIn, record
 
 from specbench import UserError
 from specbench.client import service
+from specbench.client.control import ControlClient
 from specbench.record.format import Model, ServerIdentity
 from specbench.workload.case import Case
 
 T = TypeVar("T")
 
 
-def ask(server: StandIn, call: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+def ask(server: StandIn, call: Callable[[ControlClient], Awaitable[T]]) -> T:
     async def run() -> T:
-        headers = {"Authorization": f"Token {server.token}"} if server.token else {}
-        async with httpx.AsyncClient(base_url=server.url, headers=headers) as client:
+        async with ControlClient(server.url, server.token) as client:
             return await call(client)
 
     return asyncio.run(run())
@@ -28,7 +27,7 @@ def ask(server: StandIn, call: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T
 # ---- identity and mode
 
 
-def test_identify_reads_models_version_record_() -> None:
+def test_identify_reads_models_version_and_record() -> None:
     with StandIn("ngram", record=record("ngram")) as server:
         found = ask(server, lambda client: service.identify(client, None))
     assert (found.engine, found.version) == ("vllm", "0.11.2")
@@ -130,19 +129,6 @@ def test_baseline_leaves_the_room_that_ngram_will_need() -> None:
     server = a_server(record={**record("baseline"), "speculative_config": None, "num_speculative_tokens": 5})
     with pytest.raises(UserError, match="5 drafted > 2048"):
         service.check_room(server, [Case("long", "f", [], None, None)], {"long": 2048 - 128 - 4}, 128)
-
-
-# ---- readiness
-
-
-def test_a_server_that_never_gets_ready_says_the_last_answer() -> None:
-    with StandIn() as server:
-        server.health = 503
-        with pytest.raises(UserError, match=r"not ready within 0.2 s \(last: HTTP 503\).*--ready-timeout"):
-            ask(server, lambda client: service.wait_until_ready(client, 0.2))
-        server.health = 403
-        with pytest.raises(UserError, match="HTTP 403: set POLYAXON_TOKEN"):
-            ask(server, lambda client: service.wait_until_ready(client, 5))
 
 
 def test_the_run_in_the_record_is_held_against_service_run() -> None:

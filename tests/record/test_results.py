@@ -43,7 +43,7 @@ from specbench.record.format import (
     Throughput,
 )
 from specbench.record.provenance import client_record, now, tool
-from specbench.record.summary import distribution, summarize
+from specbench.record.summary import distribution, summarize, summary_table
 from specbench.redaction import command_line, public_url
 
 KEYS = """
@@ -187,7 +187,9 @@ def test_a_future_or_broken_document_is_refused(tmp_path: Path, text: str, says:
 def test_tpot_divides_by_the_tokens_after_the_first_event() -> None:
     assert request(decode_s=1.0, completion_tokens=21, first_tokens=1).tpot_s == pytest.approx(1 / 20)
     assert request(decode_s=1.0, completion_tokens=21, first_tokens=5).tpot_s == pytest.approx(1 / 16)
-    assert request(decode_s=1.0, completion_tokens=21, first_tokens=None).tpot_s == pytest.approx(1 / 20)
+    assert request(decode_s=1.0, completion_tokens=21, first_tokens=None, chunks=21).tpot_s == pytest.approx(1 / 20)
+    # Without ids and with fewer chunks than tokens nobody knows how many came first: of 21 tokens in 3 chunks 15 may.
+    assert request(decode_s=1.0, completion_tokens=21, first_tokens=None, chunks=3).tpot_s is None
     assert request(decode_s=0.0, completion_tokens=1, first_tokens=1).tpot_s is None
     assert request(completion_tokens=None).tpot_s is None
 
@@ -214,6 +216,67 @@ def test_throughput_counts_only_while_every_user_is_busy(tmp_path: Path) -> None
     assert summary(written(tmp_path / "none"), manifest(2)).throughput == Throughput()
 
 
+def test_tokens_that_all_came_at_the_end_count_where_they_came(tmp_path: Path) -> None:
+    """Two users; user 0 ends the window at 2 s with an answer that came in one read, user 1 is in the middle of one."""
+    path = written(
+        tmp_path / "r",
+        request(user=0, start_s=0.0, ttft_s=2.0, e2el_s=2.0, decode_s=0.0, completion_tokens=30),
+        request(user=1, start_s=0.5, ttft_s=2.5, e2el_s=2.5, decode_s=0.0, completion_tokens=40),
+    )
+    found = summary(path, manifest(2))
+    assert found.throughput == Throughput(tokens=30, window_s=2.0, tokens_per_s=15.0)
+    assert found.metrics.overall["tpot_s"].n == 0
+    assert found.metrics.overall["tpot_s"].reasons["missing"] == "unknown for 2 of 2 answers: all tokens came at once"
+    (warning,) = found.warnings
+    assert warning.startswith("2 of 2 answers came in one piece (such as copy-1): something between server and client")
+    assert "TPOT: unknown for 2 of 2 answers" in summary_table(path, manifest(2), found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_once"),
+    [
+        ({"ttft_s": 1.0, "e2el_s": 1.0, "decode_s": 0.0}, True),
+        ({"ttft_s": 1.0, "e2el_s": 1.0005, "decode_s": 0.0005}, True),  # several reads of one buffer
+        ({"ttft_s": 1.0, "e2el_s": 1.02, "decode_s": 0.02}, False),  # 1 ms a token: a small model
+        ({"ttft_s": 0.001, "e2el_s": 0.0012, "decode_s": 0.0002}, False),  # a stand-in that replays at full speed
+        ({"ttft_s": 1.0, "e2el_s": 1.0, "decode_s": 0.0, "completion_tokens": 1}, False),
+        ({"ttft_s": 1.0, "e2el_s": 1.0, "decode_s": 0.0, "first_tokens": 21}, False),
+        ({"ttft_s": None, "e2el_s": 1.0, "decode_s": None}, False),
+    ],
+)
+def test_what_a_gateway_held_back_is_told_from_a_fast_server(changes: dict[str, Any], at_once: bool) -> None:
+    row = request(**changes)
+    assert row.came_at_once is at_once and (not at_once or row.tpot_s is None)
+
+
+def test_odd_answers_are_sentences_with_both_numbers(tmp_path: Path) -> None:
+    no_text: dict[str, Any] = {"text": "", "ttft_s": None, "decode_s": None, "chunks": 0}
+    path = written(
+        tmp_path / "r",
+        request(position=0),
+        request(position=1, case="a", completion_tokens=3, **no_text),
+        request(position=2, case="b", completion_tokens=8, token_ids=[7] * 6),
+        request(position=3, case="c", completion_tokens=3, chunks=8, first_tokens=None),
+        request(position=4, case="d", completion_tokens=1, token_ids=[2], **no_text),
+    )
+    assert summary(path, manifest(5)).warnings == [
+        "1 of 5 answers show no text for the tokens that usage counts (such as a with 3 tokens), so they have no TTFT "
+        "and no TPOT",
+        "2 of 5 answers have a usage that contradicts what came (such as b, where usage counts 8 tokens and 6 ids "
+        "came)",
+    ]
+
+
+def test_the_table_shows_an_example_of_each_failure_and_the_prefix_cache(tmp_path: Path) -> None:
+    failed = {"outcome": "stream_error", "error": "engine \x1b[2J died", "e2el_s": None, "decode_s": None}
+    path = written(tmp_path / "r", request(position=0), request(position=1, **failed), request(position=2, **failed))
+    server = ServerDeltas(prefix_cache_queries=200.0, prefix_cache_hits=30.0)
+    found = summarize(path, manifest(3), server=server, client=ClientHealth(), warnings=[])
+    printed = summary_table(path, manifest(3), found)
+    assert "2 requests ended as stream_error, for example copy-1: engine" in printed
+    assert "15% of prompt tokens from the prefix cache" in printed
+
+
 def test_warmups_and_failures_are_in_no_statistic(tmp_path: Path) -> None:
     rows = [
         request(phase="warmup", position=None, repeat=None, e2el_s=9.0),
@@ -223,8 +286,9 @@ def test_warmups_and_failures_are_in_no_statistic(tmp_path: Path) -> None:
     path = written(tmp_path / "r", *rows)
     found = summary(path, manifest(2, [a_case(expect="Par.s")]), warnings=["w"])
     assert found.requests == RequestCounts(
-        scheduled=2, measured=2, ok=1, outcomes={"ok": 1, "stream_error": 1}, warmup=1
-    )
+        scheduled=2, measured=2, ok=1, outcomes={"ok": 1, "stream_error": 1}, warmup=1,
+        examples={"stream_error": "copy-1: the engine died"},
+    )  # fmt: skip
     assert found.metrics.overall["e2el_s"].n == 1
     assert found.expect == Expected(1, 1, {"copy-1": Checked(1, 1)})
     assert found.tokens_per_chunk.families == {"copy": 21 / 20} and found.warnings == ["w"]
@@ -246,7 +310,8 @@ def test_the_summary_equals_what_jq_computes(tmp_path: Path) -> None:
       def median: sort | if length % 2 == 1 then .[length/2|floor] else (.[length/2-1] + .[length/2]) / 2 end;
       map(select(.phase == "measured" and .outcome == "ok")) |
       [(map(.e2el_s) | median), (map(select(.family == "a") | .e2el_s) | median),
-       (map(.decode_s / (.completion_tokens - (.first_tokens // 1))) | add / length)]
+       (map(select(.first_tokens or .chunks == .completion_tokens) |
+            .decode_s / (.completion_tokens - (.first_tokens // 1))) | add / length)]
     """
     output = subprocess.run(
         ["jq", "-s", program, str(path / "requests.jsonl")], capture_output=True, text=True, check=True
