@@ -3,7 +3,7 @@
 Two prompts are near-duplicates where at least `NEAR` of all their pieces of 8 bytes are common to both (Jaccard
 similarity), letters in one case and blanks left out; system messages do not count, for a service's prompts share them.
 Pairs are found by MinHash signatures (Broder 1997) made in one permutation (Li, Owen and Zhang 2012) and by banding: of
-pairs at the bound 99.97% share a band. Where a signature cannot decide, the pieces themselves are compared.
+pairs at the bound 99.98% share a band. Where a signature cannot decide, the pieces themselves are compared.
 """
 
 from collections.abc import Iterator, Sequence
