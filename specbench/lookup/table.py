@@ -242,8 +242,9 @@ def _about_the_error(forecast: Forecast) -> Iterator[str]:
     drafted = forecast.cost.num_speculative_tokens
     if any(each.num_speculative_tokens != drafted for each in forecast.settings):
         yield f"The cost was measured with k = {drafted}; docs/forecast.md says how far it was checked for others."
-    if forecast.model and forecast.cost.model and forecast.model != forecast.cost.model:
-        yield f"The cost is that of {forecast.cost.model}, the answers are those of {forecast.model}."
+    if forecast.cost.model and forecast.model != forecast.cost.model:
+        answers = f"those of {forecast.model}" if forecast.model else "of a model that their source does not name"
+        yield f"The cost is that of {forecast.cost.model}, the answers are {answers}."
     yield "How far such forecasts were off when they were checked stands in docs/forecast.md."
 
 

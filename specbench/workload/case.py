@@ -47,13 +47,18 @@ class Entry(msgspec.Struct, frozen=True):
 compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that says something and reaches an engine whole."""
+    return isinstance(value, str) and bool(value) and not value.isspace() and "\0" not in value
+
+
 def checked_text(value: Any, name: str) -> str:
-    """`value` where it is a text that says something. `name` is how the refusal calls it."""
-    if not isinstance(value, str) or not value.strip():
-        raise Refused(f"needs {name}, a text that is not empty")
-    if "\0" in value:
+    """`value` where it is such a text. `name` is how the refusal calls it."""
+    if is_text(value):
+        return str(value)
+    if isinstance(value, str) and "\0" in value:
         raise Refused(f"holds a NUL character in {name}, which engines take for the end of a text: remove it")
-    return value
+    raise Refused(f"needs {name}, a text that is not empty")
 
 
 def checked_family(value: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specbench.workload.case import Message, Refused, checked_text
+from specbench.workload.case import Message, Refused, checked_text, is_text
 
 _ROLES = {"system", "developer", "user", "assistant"}
 # What an answer carries beside its text, and no chat template reads, may stand in a message: it is not sent.
@@ -56,18 +56,18 @@ def refuse_tools(message: Mapping[str, Any], name: str) -> None:
 
 
 def _message(message: Any, number: int) -> Message:
-    name = f"message {number}"
     if not isinstance(message, dict):
-        raise Refused(f"has a {name} that is not an object with 'role' and 'content'")
-    role = message.get("role")
+        raise Refused(f"has a message {number} that is not an object with 'role' and 'content'")
+    role, content = message.get("role"), message.get("content")
+    if len(message) == 2 and isinstance(role, str) and role in _ROLES and is_text(content):
+        return message  # what nearly all are: no name for the refusal is made
+    name = f"message {number}"
     if role in ("tool", "function"):
         raise Refused(f"holds the result of a tool in {name}, which is not measured")
     if not isinstance(role, str) or role not in _ROLES:
         raise Refused(f"needs a 'role' of {', '.join(sorted(_ROLES))} in {name}")
     refuse_tools(message, name)
-    content = text_of(message.get("content"), f"the 'content' of {name}")
-    if len(message) == 2:
-        return message if content is message["content"] else {"role": role, "content": content}
+    content = text_of(content, f"the 'content' of {name}")
     # Null fields are what a log writes for "not there".
     if unknown := sorted(key for key, field in message.items() if field is not None and key not in _KEYS):
         raise Refused(f"has the unknown key {unknown[0]!r} in {name}")

@@ -16,6 +16,7 @@ from specbench.workload.case import (
     checked_family,
     checked_max_tokens,
     checked_text,
+    is_text,
 )
 from specbench.workload.conversation import conversation, refuse_tools, text_of, up_to_last_user
 from specbench.workload.judging import check_expect
@@ -124,21 +125,26 @@ def _answer(line: Line) -> tuple[str | None, Any]:
     """The answer's text and the usage of a line of a log; None where it has none."""
     response = line.get("response", line)
     if isinstance(response, str):
-        return response, line.get("usage")
+        return _said(response), line.get("usage")
     if not isinstance(response, dict):
         return None, line.get("usage")
     response = response["body"] if isinstance(response.get("body"), dict) else response
     usage = response.get("usage", line.get("usage"))
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        content = line.get("answer", line.get("completion"))
-        return content if isinstance(content, str) else None, usage
+        return _said(line.get("answer", line.get("completion"))), usage
     message = choices[0].get("message")
     if not isinstance(message, dict):
-        return choices[0].get("text"), usage
+        return _said(choices[0].get("text")), usage
     if message.get("tool_calls") or message.get("function_call"):
         raise Refused("holds an answer that calls a tool, which is not measured")
-    return text_of(message["content"], "the answer") if message.get("content") else None, usage
+    content = message.get("content")
+    return _said(text_of(content, "the answer") if isinstance(content, list) and content else content), usage
+
+
+def _said(content: Any) -> str | None:
+    """An answer's text; None where nothing was said."""
+    return content if is_text(content) else None
 
 
 def _token_counts(usage: Any) -> tuple[int | None, int | None]:

@@ -84,16 +84,12 @@ def _signatures(cases: Sequence[Case]) -> Signatures:
     signatures = np.full((len(cases), _BINS), _EMPTY)
     flat = signatures.reshape(-1)
     for text, rows, starts in _batches(cases):
-        pieces = _pieces(text)
-        hashes = _hashed(pieces)
-        lengths = np.diff(starts, append=len(text))
-        row = np.repeat(rows, lengths)[: len(pieces)]
-        inside = np.ones(len(text), dtype=bool)
-        for end in starts[1:]:
-            inside[max(end - _WIDTH + 1, 0) : end] = False  # a piece of two texts
-        inside = inside[: len(pieces)]
-        bins = row * _BINS + (hashes >> np.uint64(58)).astype(np.int64)
-        np.minimum.at(flat, bins[inside], (hashes >> np.uint64(20)).astype(np.uint32)[inside])
+        hashes = _hashed(_pieces(text))
+        values = (hashes >> np.uint64(20)).astype(np.uint32)
+        values[(starts[1:, None] - np.arange(1, _WIDTH)).ravel()] = _EMPTY  # pieces of two texts
+        bins = np.repeat(rows * _BINS, np.diff(starts, append=len(text)))[: len(hashes)]
+        bins += (hashes >> np.uint64(58)).view(np.int64)
+        np.minimum.at(flat, bins, values)
     return _filled(signatures)
 
 

@@ -122,7 +122,8 @@ def test_a_family_is_the_geometric_mean_of_its_cases() -> None:
 
 def with_cost(ratios: dict[str, tuple[float, float | None, float | None]], load: str = "4") -> Forecast:
     """A forecast whose families have these ratios and limits."""
-    cost = CostRecord("experiment", "m", 5, {load: LoadRecord([DeploymentRecord("b", 1, 1, 1)], [], 0.03)})
+    record = LoadRecord([DeploymentRecord("b", 1, 1, 1)], [DeploymentRecord("n", 1, 2, 2)], 0.03)
+    cost = CostRecord("experiment", "m", 5, {load: record})
     answers = [Answer(name, name, [1, 2, 3], [4, 5, 6]) for name in ratios]
     plain = forecast(Answers("made up", answers))
     one = plain.settings[0]
@@ -168,6 +169,16 @@ def test_the_table_says_the_figures() -> None:
     assert re.search(r"copy +0\.5\d \(0\.\d\d–0\.\d\d\)", shown)
     assert "At 8 users ngram would pay for copy" in shown
     assert "docs/forecast.md" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("other", "the answers are those of other."), (None, "of a model that their source does not name."), ("m", None)],
+)
+def test_a_cost_of_another_model_is_named(model: str | None, said: str | None) -> None:
+    shown = text(msgspec.structs.replace(with_cost({"copy": (0.7, None, None)}), model=model))
+    assert ("The cost is that of m" in shown) is (said is not None)
+    assert said is None or said in shown
 
 
 def test_the_sweep_marks_the_article_and_says_how_flat_the_best_is() -> None:

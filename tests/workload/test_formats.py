@@ -48,6 +48,17 @@ def test_system_messages_limits_families_and_token_counts_are_kept(tmp_path: Pat
         assert (entry.answer, entry.prompt_tokens, entry.completion_tokens) == ("hi", 12, 3)
 
 
+@pytest.mark.parametrize(
+    "answered",
+    [{"response": "\n"}, {"response": None}, {"response": {"error": "x"}}, {"choices": []}, {"choices": [{"text": 3}]},
+     {"choices": [{"message": {"content": " "}}]}, {"choices": [{"message": {"content": 3}}]}, {"choices": [{}]},
+     {"response": {"body": None, "choices": [{"message": None}]}}, {"answer": ["x"]}],
+)
+def test_a_line_whose_answer_says_nothing_is_a_case_without_one(tmp_path: Path, answered: dict[str, Any]) -> None:
+    (entry,) = read_workload(write(tmp_path / "log", {"messages": [USER], **answered})).entries
+    assert entry.answer is None and entry.case.messages == [USER]
+
+
 def test_a_conversation_ends_with_the_last_user_message_unless_the_lines_are_native(tmp_path: Path) -> None:
     turns = [USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"},
              {"role": "assistant", "content": "bye"}]
