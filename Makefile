@@ -1,10 +1,11 @@
 # make demo    baseline against ngram on the embedded engine: no GPU, no cluster, about 7 minutes
-# make test    the tests; those that need `make sandbox`, a Chromium or jq are skipped, with the reason, where it is missing
+# make test    the tests, WORKERS=2 files side by side; those that need `make sandbox`, a Chromium or jq are skipped, with the reason, where it is missing
 # make lint    ruff and mypy
 # make bench   the tool's own accuracy and speed      make clean   what make made, never results/
 
 PYTHON ?= python3
 OUT ?= results/demo-$(shell date +%Y%m%d-%H%M%S)
+WORKERS ?= 2
 BIN := .venv/bin
 # The lock only constrains: each set of requirements installs what it names, at the lock's versions.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
@@ -18,7 +19,7 @@ demo: .venv/demo
 	$(BIN)/python experiment.py --target local --out $(OUT) --concurrency 1,4,8 --repeats 2 --max-tokens 40
 
 test: .venv/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 lint: .venv/test
 	$(BIN)/ruff check .
