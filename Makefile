@@ -30,6 +30,7 @@ bench: .venv/test
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/compare_scale.py
 	$(BIN)/python benchmarks/lookup_speed.py
+	$(BIN)/python benchmarks/workload_scale.py
 
 # Polyaxon's API server for its tests (AGPL-3.0, 676 MB): in an environment of its own, nothing here imports it.
 sandbox: .venv-haupt/ready

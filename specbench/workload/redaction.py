@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from specbench.workload.case import Case, Entry
@@ -46,7 +47,7 @@ class Redactor:
     def text(self, text: str) -> str:
         """`text` with every value that was recognised replaced."""
         for kind in KINDS:
-            text = kind.pattern.sub(lambda match, kind=kind: self._replaced(kind, match), text)  # type: ignore[misc]
+            text = kind.pattern.sub(partial(self._replaced, kind), text)
         return text
 
     def entry(self, entry: Entry) -> Entry:

@@ -1,10 +1,6 @@
 """A bad prompts file is one sentence; whatever a case says is in the digest."""
 
 import json
-import os
-import re
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -93,19 +89,6 @@ def test_digests_are_those_of_the_published_runs() -> None:
     inventory = read_inventory(ROOT / "prompts.jsonl")
     manifest = json.loads((ROOT / "results/h200-smollm2-135m/01-baseline-c1/manifest.json").read_text())
     assert inventory.manifest() == manifest["inventory"]
-
-
-@pytest.mark.skipif(not shutil.which("jq") and not os.environ.get("CI"), reason="jq is not installed")
-def test_the_readmes_jq_line_makes_a_prompts_file_of_request_logs(tmp_path: Path) -> None:
-    found = re.search(r"jq -nc '(.*?)' requests\.log", (ROOT / "README.md").read_text(), re.S)
-    assert found
-    message = {"role": "user", "content": "hi", "tool_calls": None}
-    log = "\n".join(json.dumps({"model": "x", "messages": [message] * (n + 1), "temperature": 1}) for n in range(3))
-    made = subprocess.run(["jq", "-nc", found[1]], input=log, capture_output=True, text=True, check=True).stdout
-    (tmp_path / "mine.jsonl").write_text(made)
-    cases = read_inventory(tmp_path / "mine.jsonl").cases
-    assert [case.id for case in cases] == ["log-1", "log-2", "log-3"]
-    assert cases[1].messages == [{"role": "user", "content": "hi"}] * 2
 
 
 def test_printable_shows_what_could_steer_a_terminal() -> None:
