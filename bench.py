@@ -44,8 +44,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("-p", "--project", help="its project, PROJECT or OWNER/PROJECT: then no SERVICE_URL is needed")
     add("--url", default=os.environ.get("SERVICE_URL"), help="server to measure (default SERVICE_URL)")
     add("--mode", choices=("baseline", "ngram"), help="refuse a server of the other mode")
-    prompts, of_cases = Path(__file__).with_name("prompts.jsonl"), "file of cases, in any format of docs/workloads.md"
-    add("--prompts", type=path_argument, default=prompts, help=f"{of_cases} (default prompts.jsonl)")
+    help_on_prompts = "file of cases, in any format of docs/workloads.md (default prompts.jsonl)"
+    add("--prompts", type=path_argument, default=Path(__file__).with_name("prompts.jsonl"), help=help_on_prompts)
     add("--model", help="needed only when the server offers several")
     add("--max-tokens", type=_whole(1, 10_000_000), default=128, help="for cases without their own (default 128)")
     add("--seed", type=_whole(0, LARGEST_SEED), default=0, help="of the schedule and the requests (default 0)")

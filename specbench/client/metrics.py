@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specbench.client.control import ControlClient
 from specbench.record.format import ServerDeltas
+from specbench.words import count
 
 SETTLE_S = 2.0
 PROBES, MOST_PROBES = 4, 12
@@ -195,6 +196,15 @@ def warnings(server: ServerDeltas) -> list[str]:
     }
     values = {name: getattr(server, name) for name in sentences}
     return [sentence.format(values[name]) for name, sentence in sentences.items() if values[name]]
+
+
+def unreadable_lines(*scrapes: Metrics) -> list[str]:
+    """A sentence for the lines of /metrics that could not be read, where others could."""
+    lines = [line for scrape in scrapes if scrape.engine is not None for line in scrape.unreadable]
+    if not lines:
+        return []
+    number = count(len(lines), "line")
+    return [f"{number} of GET /metrics could not be read, while all others count; the first: {lines[0][:100]}"]
 
 
 def _restarted(before: Metrics, after: Metrics) -> bool | None:

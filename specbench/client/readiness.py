@@ -16,7 +16,7 @@ from specbench.words import printable
 
 PERSISTS_S = 10.0  # a gateway may answer 404 for a moment while it learns of a new service
 SHOWN_EVERY_S = 5.0
-_PAUSE_S, _PROBE_S = 1.0, 5.0
+_PAUSE_S, _ASKED_S, _PROBE_S = 1.0, 5.0, 2.0
 _MENDED_BY_WAITING = {408, 425, 429}
 _SUFFIX_OF_HEALTH = "/health"
 
@@ -29,16 +29,20 @@ async def wait_until_ready(client: ControlClient, deadline_s: float, say: Callab
     """
     start = shown = time.monotonic()
     hopeless_since: float | None = None
+    has_probed = False
     while True:
         try:
-            answer = await client.try_get("health", timeout_s=_PROBE_S)
+            answer = await client.try_get("health", timeout_s=_ASKED_S)
             if answer.status == 200:
                 return
             _check_answer(client, answer)
             last, hopeless = f"HTTP {answer.status}", 400 <= answer.status < 500
             hopeless = hopeless and answer.status not in _MENDED_BY_WAITING
         except httpx.HTTPError as error:
-            await _check_failure(client, error)
+            _check_failure(client, error)
+            if not has_probed and client.proxy is None and _may_be_the_scheme(client, error):
+                has_probed = True  # once: a server that starts may be slow to answer another protocol
+                await _check_scheme(client)
             last, hopeless = client.words(error), "Name or service not known" in str(error)
         now = time.monotonic()
         hopeless_since = (hopeless_since or now) if hopeless else None
@@ -94,7 +98,7 @@ def _check_answer(client: ControlClient, answer: Answer) -> None:
         raise _wrong_scheme(client, "https")
 
 
-async def _check_failure(client: ControlClient, error: httpx.HTTPError) -> None:
+def _check_failure(client: ControlClient, error: httpx.HTTPError) -> None:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         reason = re.sub(r"^.*verify failed: | \(_ssl.*$", "", text)
@@ -106,13 +110,24 @@ async def _check_failure(client: ControlClient, error: httpx.HTTPError) -> None:
         raise UserError(f"the certificate of {client.url} cannot be verified ({printable(reason)}): {advice}")
     if isinstance(error, httpx.ProxyError) and re.match(r"40[37]", text):
         raise UserError(f"the proxy refuses: {printable(client.words(error))}{_through(client)}: set NO_PROXY")
-    if client.proxy is None and client.url.startswith("https:") and "[SSL" in text and await _speaks_http(client.url):
-        raise _wrong_scheme(client, "http")
-    if client.proxy is None and client.url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
-        if await _speaks_tls(client.url):
-            raise _wrong_scheme(client, "https")
-        if "disconnected" not in text:
-            raise UserError(f"what answers at {client.url} is not HTTP: check the port in SERVICE_URL or --url")
+
+
+def _may_be_the_scheme(client: ControlClient, error: httpx.HTTPError) -> bool:
+    if client.url.startswith("https:"):
+        return "[SSL" in str(error) or isinstance(error, httpx.ConnectTimeout)
+    return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+
+
+async def _check_scheme(client: ControlClient) -> None:
+    if client.url.startswith("https:"):
+        if (await _first_bytes(client.url) or b"").startswith(b"HTTP/"):
+            raise _wrong_scheme(client, "http")
+        return
+    if await _speaks_tls(client.url):
+        raise _wrong_scheme(client, "https")
+    first = await _first_bytes(client.url)
+    if first and not first.startswith(b"HTTP/"):
+        raise UserError(f"what answers at {client.url} is not HTTP: check the port in SERVICE_URL or --url")
 
 
 def _wrong_scheme(client: ControlClient, right: str) -> UserError:
@@ -130,29 +145,29 @@ async def _speaks_tls(url: str) -> bool:
     """Whether a TLS handshake succeeds there. Nothing is sent over it."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return await _connects(url, context) is not None
+    try:
+        host, port = _address(url)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=context), _PROBE_S)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
 
 
-async def _speaks_http(url: str) -> bool:
-    """Whether an HTTP answer comes to a request in the clear, which carries no token."""
-    answer = await _connects(url, None)
-    return answer is not None and answer.startswith(b"HTTP/")
-
-
-async def _connects(url: str, tls: ssl.SSLContext | None) -> bytes | None:
-    """The first bytes of the answer to a GET over plain TCP, b"" after a TLS handshake; None where it fails."""
-    parts = httpx.URL(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+async def _first_bytes(url: str) -> bytes | None:
+    """How the answer to a GET in the clear starts, which carries no token; None where none comes."""
     writer = None
     try:
-        connecting = asyncio.open_connection(parts.host, port, ssl=tls)
-        reader, writer = await asyncio.wait_for(connecting, _PROBE_S)
-        if tls is not None:
-            return b""
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(*_address(url)), _PROBE_S)
         writer.write(b"GET /health HTTP/1.0\r\n\r\n")
         return await asyncio.wait_for(reader.read(5), _PROBE_S)
     except (OSError, asyncio.TimeoutError):
         return None
     finally:
         if writer is not None:
-            writer.close()
+            writer.transport.abort()
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = httpx.URL(url)
+    return parts.host, parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,9 +1,6 @@
 """One run of bench.py: wait, identify, warm up, verify, measure, sum up; each step is written down before the next."""
 
 import asyncio
-import resource
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
@@ -17,14 +14,15 @@ from specbench import UserError
 from specbench.client import metrics, prompts, service
 from specbench.client.answer import Sample
 from specbench.client.control import Answer, ControlClient
-from specbench.client.load import ClosedLoop, LoadResult, Phase, Progress, event_loop_name, run_event_loop
+from specbench.client.load import ClosedLoop, LoadResult, Phase, event_loop_name, run_event_loop
 from specbench.client.metrics import Metrics
 from specbench.client.prompts import TokenIds
 from specbench.client.proxy import transport_for
 from specbench.client.readiness import refuse_unauthorized, wait_until_ready
+from specbench.client.reporting import ProgressLine, next_step
 from specbench.client.request import RequestSettings
 from specbench.client.target import Target, find_target, run_in_url, tokens_in_environment
-from specbench.client.transport import Transport
+from specbench.client.transport import Transport, make_room_for_connections
 from specbench.record.directory import ResultDirectory, read_requests
 from specbench.record.format import (
     FORMAT,
@@ -53,8 +51,6 @@ from specbench.workload.case import Case
 from specbench.workload.inventory import Inventory, read_inventory
 from specbench.workload.judging import check_commands
 from specbench.workload.schedule import Item, schedule, schedule_manifest, warmup
-
-FILES_BESIDE_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,7 +360,7 @@ class Run:
                 *self._warnings,
                 *load_warnings,
                 *metrics.warnings(server),
-                *unreadable(before, after),
+                *metrics.unreadable_lines(before, after),
                 *judging_warnings,
             ],
             judged=judged,
@@ -394,59 +390,3 @@ def _status(result: LoadResult | None) -> Status:
     if result is None:
         return "interrupted"
     return "aborted" if result.stopped else "complete"
-
-
-def next_step(out: Path, manifest: Manifest) -> str:
-    """What to do with a result directory: compare it with one of the other mode, or measure that first."""
-    if manifest.status != "complete":
-        return "measure again with a fresh --out, once what stopped this run is mended"
-    mode = manifest.mode
-    other = "ngram" if mode == "baseline" else "baseline"
-    sibling = out.with_name(out.name.replace(mode, other)) if mode and mode in out.name else Path(f"THE-{other}-RUN")
-    sides = (out, sibling) if mode == "baseline" else (sibling, out)
-    compare = shlex.join(["python", "compare.py", *map(str, sides)])
-    if (sibling / SUMMARY).exists():
-        return compare
-    return f"deploy the {other} mode, measure it in the same way, and then {compare}"
-
-
-def unreadable(*scrapes: Metrics) -> list[str]:
-    """A sentence for the lines of /metrics that could not be read, where others could."""
-    lines = [line for scrape in scrapes if scrape.engine is not None for line in scrape.unreadable]
-    if not lines:
-        return []
-    number = count(len(lines), "line")
-    return [f"{number} of GET /metrics could not be read, while all others count; the first: {lines[0][:100]}"]
-
-
-def make_room_for_connections(users: int) -> None:
-    """Raise this process's limit of open files to what `users` connections need; UserError where that is refused."""
-    needed = users + FILES_BESIDE_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (ValueError, OSError):
-        raise UserError(
-            f"{count(users, 'user')} need {needed:,} open files and this shell allows {hard:,}: lower --concurrency, "
-            f"or raise the limit (ulimit -n {needed})"
-        ) from None
-
-
-class ProgressLine:
-    """Done, tokens/s, failures and time left: one line rewritten on a terminal, a line each tenth when piped."""
-
-    def __init__(self) -> None:
-        self.tenths = 0
-
-    def __call__(self, progress: Progress) -> None:
-        share, tenths = progress.done / progress.total, 10 * progress.done // progress.total
-        rate = progress.tokens / max(progress.elapsed_s, 1e-9)
-        left = f"{progress.elapsed_s / share * (1 - share):.0f} s left" if share else "…"
-        line = f"{progress.done}/{progress.total}  {rate:.0f} tok/s  {progress.failures} failed  {left}"
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
-        elif tenths > self.tenths:
-            say(line)
-        self.tenths = tenths

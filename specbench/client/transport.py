@@ -14,6 +14,7 @@
 """
 
 import asyncio
+import resource
 import ssl
 from collections.abc import Coroutine
 from functools import partial
@@ -22,12 +23,15 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
+from specbench import UserError
 from specbench.client.connection import Arrival, Connection, Limits, Post, Turns
 from specbench.tls import tls_context
+from specbench.words import count
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_LIMIT_NS = 2_000_000_000
 PROBATION_NS = 250_000_000
+FILES_BESIDE_CONNECTIONS = 64
 T = TypeVar("T")
 
 
@@ -182,3 +186,18 @@ async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
 def port_of(url: httpx.URL) -> int:
     """The port of `url`, the scheme's own where it names none."""
     return url.port or (443 if url.scheme == "https" else 80)
+
+
+def make_room_for_connections(users: int) -> None:
+    """Raise this process's limit of open files to what `users` connections need; UserError where that is refused."""
+    needed = users + FILES_BESIDE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (ValueError, OSError):
+        raise UserError(
+            f"{count(users, 'user')} need {needed:,} open files and this shell allows {hard:,}: lower --concurrency, "
+            f"or raise the limit (ulimit -n {needed})"
+        ) from None

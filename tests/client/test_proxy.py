@@ -10,6 +10,7 @@ from support.scripted_server import END, STREAM_HEAD, Do, Scripted, Step, chunk
 
 from specbench import UserError
 from specbench.client.connection import Arrival, Limits, TotalTimeout
+from specbench.client.control import ControlClient
 from specbench.client.proxy import ProxyTransport, transport_for
 
 
@@ -72,6 +73,7 @@ def test_failures_through_a_proxy_have_the_same_names(
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".test"}, False),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "other.test"}, True),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, False),
+        ({"HTTPS_PROXY": "http://p:1", "no_proxy": "service.test:8443"}, False),
     ],
 )
 def test_which_proxy_variables_apply(no_proxies: pytest.MonkeyPatch, variables: dict[str, str], proxied: bool) -> None:
@@ -80,6 +82,28 @@ def test_which_proxy_variables_apply(no_proxies: pytest.MonkeyPatch, variables: 
     client, warning = transport_for("https://service.test:8443/x")
     assert isinstance(client, ProxyTransport) is proxied
     assert (warning is not None) is proxied
+
+
+@pytest.mark.parametrize(
+    ("url", "exceptions", "proxied"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1/32", False),
+        ("http://127.0.0.1:8000", "10.0.0.0/8, 127.0.0.0/8", False),
+        ("http://10.1.2.3", "10.0.0.0/8", False),
+        ("http://11.1.2.3", "10.0.0.0/8", True),
+        ("http://[::1]:8000", "::1", False),
+        ("http://[fd00::1]:8000", "fd00::/8", False),
+        ("http://10.1.2.3", "ten.test", True),
+    ],
+)
+def test_measured_and_other_requests_go_the_same_way(
+    no_proxies: pytest.MonkeyPatch, url: str, exceptions: str, proxied: bool
+) -> None:
+    no_proxies.setenv("ALL_PROXY", "http://p:1")
+    no_proxies.setenv("no_proxy", exceptions)
+    client, _ = transport_for(url)
+    assert isinstance(client, ProxyTransport) is proxied
+    assert (ControlClient(url).proxy is not None) is proxied
 
 
 def test_a_proxy_that_cannot_be_used_is_refused(no_proxies: pytest.MonkeyPatch) -> None:
