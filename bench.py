@@ -14,9 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from specbench import Parser, terminal
-from specbench.files import path_argument
-from specbench.redaction import command_line
+from specbench import Parser, path_argument, terminal
 
 LONGEST_S = 1e6
 MOST_USERS = 10_000
@@ -29,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_args(argv)
     # Not at the top: this takes up to a second, in which terminal.run makes one sentence of Ctrl-C.
     from specbench.client.run import RunSettings, measure
+    from specbench.redaction import command_line
 
     return measure(RunSettings(**vars(arguments), command=command_line(["bench.py", *argv])))
 

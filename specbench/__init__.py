@@ -4,6 +4,7 @@ A wing per subject on a shared ground floor; imports run downward only (docs/arc
 """
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 from specbench.words import printable
@@ -20,3 +21,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print `PROG: sentence` and exit 2, without the usage."""
         self.exit(2, printable(f"{self.prog}: {message}; --help lists the options\n"))
+
+
+def path_argument(text: str) -> Path:
+    """The `type` of an argparse argument that names a file or a folder: an empty name is a mistake in a script."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)

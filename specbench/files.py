@@ -1,6 +1,5 @@
 """Files written whole or not at all, and never over something that was measured."""
 
-import argparse
 import hashlib
 import os
 import stat
@@ -15,13 +14,6 @@ from specbench import UserError
 
 PARTIAL = ".part"
 _MEASURED = ("requests.jsonl", "manifest.json", "summary.json", "experiment.json")
-
-
-def path_argument(text: str) -> Path:
-    """The `type` of an argparse argument that names a file or a folder: an empty name is a mistake in a script."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the name is empty")
-    return Path(text)
 
 
 def json_bytes(value: Any) -> bytes:

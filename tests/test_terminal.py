@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support import HANG_S, ROOT
 
-from specbench import UserError
-from specbench.files import check_writable, path_argument, write_atomically, write_output
+from specbench import UserError, path_argument
+from specbench.files import check_writable, write_atomically, write_output
 
 SCRIPT = f"""
 import sys, time

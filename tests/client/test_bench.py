@@ -1,73 +1,28 @@
 """bench.py as a command: against a stand-in that replays recorded vLLM streams over a real socket."""
 
 import errno
-import io
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import HANG_S, ROOT
+from support import HANG_S
+from support.bench_commands import bench, command, environment, wait_for_rows
 from support.vllm_standin import StandIn, record
 
 from bench import main as bench_main
 from specbench.files import write_atomically
 from specbench.record import directory
 from specbench.record.directory import read_manifest, read_requests, read_summary
-from specbench.record.format import MANIFEST, REQUESTS, SUMMARY, PromptTokenSource, RequestCounts
+from specbench.record.format import MANIFEST, SUMMARY, PromptTokenSource, RequestCounts
 from specbench.record.prompts import read_prompt_tokens
 
 UUID = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
-
-
-def command(out: Path, *arguments: str) -> list[str]:
-    return [
-        sys.executable,
-        str(ROOT / "bench.py"),
-        "--concurrency",
-        "1",
-        "--repeats",
-        "1",
-        "--out",
-        str(out),
-        *arguments,
-    ]
-
-
-def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("POLYAXON", "SERVICE_URL"))}
-    return {**kept, **changes}
-
-
-def bench(out: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """bench.py in this process, which spares its start; as a command it is run where signals and streams matter."""
-    argv = command(out, *arguments)[2:]
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        for name in set(os.environ) - set(environment()):
-            patch.delenv(name)
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        try:
-            code: Any = bench_main(argv)
-        except SystemExit as exit:  # argparse's own
-            code = exit.code
-    return subprocess.CompletedProcess(argv, code, stdout.getvalue(), stderr.getvalue())
-
-
-def wait_for_rows(out: Path, count: int) -> None:
-    """Wait until requests.jsonl holds `count` whole lines."""
-    deadline = time.monotonic() + HANG_S
-    while not (out / REQUESTS).exists() or (out / REQUESTS).read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_run_writes_the_directory_of_the_format(tmp_path: Path) -> None:

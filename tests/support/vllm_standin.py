@@ -50,6 +50,10 @@ class StandIn:
         self.foreign = 0
         self.pause_s = 0.0
         self.start_time = 1_000.0
+        self.start_times: list[float] = []  # of several servers behind one address, which answer in turn
+        self.metrics_tail = ""
+        self.has_metrics = True
+        self.error_text = "the engine died"
         self.tokenize = True
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
         self._chats = self._finished = 0
@@ -115,7 +119,7 @@ class StandIn:
             "/health": (self.health, "text/plain", ""),
             "/v1/models": (200, "application/json", {"object": "list", "data": self.models}),
             "/version": (200, "application/json", {"version": "0.11.2"}),
-            "/metrics": (200, "text/plain", self._metrics()),
+            "/metrics": (200 if self.has_metrics else 404, "text/plain", self._metrics()),
         }
         if self.record is not None:
             answers["/server-record"] = (200, "application/json", self.record)
@@ -144,7 +148,8 @@ class StandIn:
                     return False
                 if fault == "hang":
                     await asyncio.Event().wait()
-                _chunk(writer, b'data: {"error": {"message": "the engine died", "type": "x", "code": 500}}\n\n')
+                error = {"error": {"message": self.error_text, "type": "x", "code": 500}}
+                _chunk(writer, b"data: " + json.dumps(error).encode() + b"\n\n")
                 _chunk(writer, b"data: [DONE]\n\n")
                 break
             _chunk(writer, read)
@@ -157,6 +162,8 @@ class StandIn:
 
     def _metrics(self) -> str:
         finished = float(self._finished + self.foreign)
+        if self.start_times:
+            self.start_time, self.start_times = self.start_times[0], [*self.start_times[1:], self.start_times[0]]
         drafts = self.drafts_per_request * finished
         label = 'model_name="m"'
         lines = [
@@ -176,7 +183,7 @@ class StandIn:
                 f"vllm:spec_decode_num_accepted_tokens_total{{{label}}} {3 * drafts}",
                 *(f'{position}{{{label},position="{at}"}} {drafts if at < 3 else 0.0}' for at in range(K)),
             ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + self.metrics_tail
 
 
 def _plain(writer: asyncio.StreamWriter, status: int, kind: str, text: str) -> bool:
