@@ -13,10 +13,10 @@ docs/forecast.md describes the method, its error and the JSON.
 import argparse
 from collections.abc import Sequence
 
-from specbench import Parser, UserError
+from specbench import Parser, UserError, path_argument
 from specbench.client.proxy import transport_for
 from specbench.client.target import find_target
-from specbench.files import check_writable, json_bytes, path_argument, write_output
+from specbench.files import check_writable, json_bytes, write_output
 from specbench.lookup.answers import Answers, read_answers
 from specbench.lookup.cost import given_cost, read_cost
 from specbench.lookup.figures import CostRecord, Forecast

@@ -12,9 +12,9 @@ fits. 1: check found lines that are no cases, or cases that do not fit. 2: unusa
 import argparse
 from collections.abc import Callable, Sequence
 
-from specbench import Parser, UserError, terminal
+from specbench import Parser, UserError, path_argument, terminal
 from specbench.client.target import find_target
-from specbench.files import check_writable, json_bytes, path_argument, write_output
+from specbench.files import check_writable, json_bytes, write_output
 from specbench.terminal import say
 from specbench.words import count, printable
 from specbench.workload import frozen

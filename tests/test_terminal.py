@@ -147,7 +147,7 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         write_output(Path("/dev/full"), b"x", "--json")
     with pytest.raises(UserError, match=r"--json \. is a folder: name a file"):
         check_writable(Path(), "--json")
-    with pytest.raises(UserError, match="does not exist; make it"):
+    with pytest.raises(UserError, match="does not exist; name another"):
         check_writable(tmp_path / "none" / "a.json", "--json")
     with pytest.raises(UserError, match="File name too long"):
         check_writable(tmp_path / ("x" * 300), "--json")
