@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from specbench import Parser, path_argument, terminal
+from specbench.words import printable
 
 LONGEST_S = 1e6
 MOST_USERS = 10_000
@@ -39,7 +40,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=_whole(1, MOST_USERS), required=True, help="number of closed-loop users")
     add("--repeats", type=_whole(1, 100_000), default=10, help="times each case is sent (default 10)")
     add("--out", type=path_argument, required=True, help="result directory; must be new or empty")
-    add("--service-run", metavar="UUID", help="Polyaxon run of the service")
+    add("--service-run", type=printable, metavar="UUID", help="Polyaxon run of the service")
     add("-p", "--project", help="its project, PROJECT or OWNER/PROJECT: then no SERVICE_URL is needed")
     add("--url", default=os.environ.get("SERVICE_URL"), help="server to measure (default SERVICE_URL)")
     add("--mode", choices=("baseline", "ngram"), help="refuse a server of the other mode")
@@ -52,7 +53,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     seconds("--timeout", dest="timeout_s", default=600.0, help="for one request (default 600)")
     seconds("--inactivity-timeout", dest="inactivity_timeout_s", default=60.0, help="without a byte (default 60)")
     seconds("--ready-timeout", dest="ready_timeout_s", default=900.0, help="for GET /health (default 900)")
-    add("--client-location", help="label of where this client runs, for the manifest")
+    add("--client-location", type=printable, help="label of where this client runs, for the manifest")
     add("--allow-commands", action="store_true", help="run the commands with which the prompts file judges answers")
     add("--insecure-http", action="store_true", help="allow the token over http:// to another machine")
     return parser.parse_args(argv)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from specbench.words import printable
+
 REDACTED = "REDACTED"
 SHORTEST_SECRET = 6
 # The end of a flag's or a variable's name whose value is a secret: --api-key and HF_TOKEN, but not
@@ -49,8 +51,11 @@ def without_userinfo(text: str) -> str:
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
-    """The command line of one of our own scripts as it may be stored: URLs without userinfo, query and fragment."""
-    return [_without_credentials(argument) for argument in argv]
+    """The command line of one of our own scripts as it may be stored: URLs without userinfo, query and fragment.
+
+    What is no text, as a file name that is not UTF-8, is shown by its bytes.
+    """
+    return [printable(_without_credentials(argument)) for argument in argv]
 
 
 def public_url(url: str) -> str:

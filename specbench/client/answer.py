@@ -14,6 +14,7 @@ import msgspec
 from specbench.client.connection import Arrival, TotalTimeout
 from specbench.client.request import Exchange
 from specbench.client.sse import STRAY, UNFINISHED, events
+from specbench.record.format import MOST_TOKENS
 from specbench.redaction import Secrets, public_url
 
 MESSAGE_LIMIT = 500
@@ -240,12 +241,13 @@ class _Reader:
 
 
 def _natural(count: int | None) -> int | None:
-    return None if count is None or count < 0 else count
+    """`count` if it can be a number of tokens."""
+    return count if count is not None and 0 <= count <= MOST_TOKENS else None
 
 
 def _whole_numbers(values: Any) -> list[int] | None:
     """`values` if it is a list of whole numbers from 0 on: a field that is beside the point may hold anything."""
-    if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
+    if isinstance(values, list) and all(type(value) is int and 0 <= value <= MOST_TOKENS for value in values):
         return values
     return None
 
@@ -291,7 +293,7 @@ def _missing(sample: Sample) -> _Problem | None:
 
 def _impossible_usage(sample: Sample) -> _Problem | None:
     tokens = sample.completion_tokens
-    if tokens is not None and (tokens < 0 or (sample.prompt_tokens or 0) < 0):
+    if tokens != _natural(tokens) or sample.prompt_tokens != _natural(sample.prompt_tokens):
         return "malformed", f"usage counts {sample.prompt_tokens} prompt and {tokens} completion tokens"
     return ("malformed", "usage counts 0 completion tokens beside text") if tokens == 0 and sample.text else None
 

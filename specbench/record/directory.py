@@ -10,7 +10,6 @@ Killed at any moment the directory is still readable: every line is written whol
 """
 
 import errno
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,9 +22,11 @@ from specbench import UserError
 from specbench.files import PARTIAL, json_bytes, sha256_of, write_atomically
 from specbench.record.format import (
     FORMAT,
+    LONGEST_S,
     MANIFEST,
     METRICS_AFTER,
     METRICS_BEFORE,
+    MOST_TOKENS,
     REQUESTS,
     SUMMARY,
     Manifest,
@@ -166,13 +167,13 @@ def _measured_lines(directory: Path) -> int:
 def _check_values(request: Request, where: str) -> None:
     for name in ("start_s", "ttft_s", "e2el_s", "decode_s"):
         value = getattr(request, name)
-        if value is not None and not 0 <= value < math.inf:
+        if value is not None and not 0 <= value <= LONGEST_S:
             raise UserError(f"{where}: {name} is {value}, which no run can have measured")
     if request.outcome == "ok" and request.e2el_s is None:
         raise UserError(f"{where}: an ok request needs an e2el_s")
     for name in ("prompt_tokens", "completion_tokens", "first_tokens", "chunks"):
         count = getattr(request, name)
-        if count is not None and count < 0:
+        if count is not None and not 0 <= count <= MOST_TOKENS:
             raise UserError(f"{where}: {name} is {count}, which no run can have counted")
 
 

@@ -20,8 +20,10 @@ METRICS_BEFORE, METRICS_AFTER = "metrics-before.txt", "metrics-after.txt"
 Mode = Literal["baseline", "ngram"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Status = Literal["running", "complete", "interrupted", "aborted"]
-Positive = Annotated[int, msgspec.Meta(gt=0)]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
+LONGEST_S, MOST_TOKENS = 1e7, 10**9  # beyond these no request was measured: months, and more than any context holds
+LARGEST = 2**53  # the largest whole number that every reader of JSON can hold
+Positive = Annotated[int, msgspec.Meta(gt=0, le=LARGEST)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -126,8 +128,8 @@ class ScheduleRecord(msgspec.Struct):
     """The order in which requests were sent; the digest covers which case was sent at which position."""
 
     sha256: str
-    requests: int
-    repeats: int
+    requests: Natural
+    repeats: Natural
     seed: int
 
 

@@ -184,6 +184,15 @@ def test_more_users_than_open_files_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2 and "500 users need 564 open files and this shell allows 100" in done.stderr
 
 
+def test_names_that_are_no_utf_8_are_stored_by_their_bytes(tmp_path: Path) -> None:
+    with StandIn(record=record("baseline")) as server:
+        argv = [*command(tmp_path / "out", "--url", server.url, "--client-location"), b"caf\xe9"]
+        done = subprocess.run(argv, capture_output=True, timeout=HANG_S, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.client.location, manifest.command[-1]) == (r"caf\udce9", r"caf\udce9")
+
+
 # ---- a server that is several, or whose mode nobody tells
 
 

@@ -128,7 +128,11 @@ def test_what_is_strange_and_whole_is_ok(blocks: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "error"),
-    [(0, "usage counts 0 completion tokens beside text"), (-1, "usage counts 5 prompt and -1 completion tokens")],
+    [
+        (0, "usage counts 0 completion tokens beside text"),
+        (-1, "usage counts 5 prompt and -1 completion tokens"),
+        (10**30, "usage counts 5 prompt and 1000000000000000000000000000000 completion tokens"),
+    ],
 )
 def test_a_usage_that_cannot_be_true_is_not_ok(tokens: int, error: str) -> None:
     sample = answer(event("a"), FINISH, usage(tokens), DONE)

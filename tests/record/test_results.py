@@ -157,6 +157,8 @@ def test_an_unwritable_place_is_one_sentence(tmp_path: Path) -> None:
         (lambda text: text.replace('"e2el_s":1.1', '"e2el_s":null', 1), "an ok request needs"),
         (lambda text: text.replace('"completion_tokens":21', '"completion_tokens":-2', 1), "completion_tokens is -2"),
         (lambda text: text.replace('"user":0', '"user":"0"', 1), "line 1"),
+        (lambda text: text.replace('"e2el_s":1.1', '"e2el_s":1e308', 1), "line 1: e2el_s is 1e+308, which no run can"),
+        (lambda text: text.replace('"completion_tokens":21', '"completion_tokens":1e30', 1), "line 1"),
         (lambda text: text + "garbage\n", "line 3"),
     ],
 )
