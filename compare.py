@@ -5,17 +5,18 @@
     python compare.py baseline-c8 ngram-c8 --accept-floor --show copy-1
 
 Base first. Exit 0: comparable and equal. 1: not (outputs differ, or a gate fired). 2: unusable input.
-docs/comparison.md describes the table and the JSON, docs/statistics.md the method.
+One deployment of each mode describes these two and concludes nothing. docs/comparison.md describes the table and the
+JSON, docs/statistics.md the method.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from specbench import Parser, UserError
 from specbench.comparison.assessment import Options, assess
+from specbench.comparison.format import Comparison
 from specbench.comparison.pairing import pair
 from specbench.comparison.table import json_bytes, markdown_bytes, show_case, table
 from specbench.files import check_writable, write_atomically
@@ -39,13 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(result))
     if shown is not None:
         print(f"\n{shown}")
-    return int(result["exit_code"])
+    return result.exit_code
 
 
-def _compared(arguments: argparse.Namespace) -> tuple[dict[str, Any], str | None]:
+def _compared(arguments: argparse.Namespace) -> tuple[Comparison, str | None]:
     """The result, and the case that --show asks for."""
     options = Options(
-        _parse_mix(arguments.mix), arguments.primary, arguments.accept_floor, arguments.allow_same_mode
+        mix=_parse_mix(arguments.mix),
+        primary=arguments.primary,
+        accept_floor=arguments.accept_floor,
+        allow_same_mode=arguments.allow_same_mode,
+        spread_from=tuple(arguments.spread_from),
     )
     bases = [arguments.base, *(base for base, _ in arguments.more)]
     candidates = [arguments.candidate, *(candidate for _, candidate in arguments.more)]
@@ -73,8 +78,12 @@ def _parser() -> Parser:
         help="the one verdict to conclude from, named before looking (default: overall, or --mix)",
     )  # fmt: skip
     parser.add_argument(
-        "--accept-floor", action="store_true", help="pass outputs that vary no more than the baseline's own"
+        "--accept-floor", action="store_true", help="pass outputs that are within the baseline's variation"
     )
+    parser.add_argument(
+        "--spread-from", nargs="+", type=Path, default=[], metavar="EXPERIMENT",
+        help="declare that deployments spread as in these earlier experiments on the same stack, and use both",
+    )  # fmt: skip
     parser.add_argument("--allow-same-mode", action="store_true", help="compare a mode with itself")
     return parser
 

@@ -1,11 +1,12 @@
-"""Does the statistics of compare.py keep its promises? Seeded simulations with known truth.
+"""Does the statistics of compare.py keep its promises? Seeded simulations with known truth, held against bars.
 
-    python benchmarks/calibration.py                 # the full grid: the tables of docs/statistics.md, about 10 minutes
-    python benchmarks/calibration.py --quick         # a tenth of the replicates
-    python benchmarks/calibration.py pair verdict    # only these sections
+    python benchmarks/calibration.py                    # the full grid: the tables of docs/statistics.md
+    python benchmarks/calibration.py --quick            # a tenth of the replicates
+    python benchmarks/calibration.py verdicts outputs   # only these sections
 
-Every section calls the functions that compare.py uses, prints a table in Markdown and names its seed and replicates.
-The Monte Carlo error of a share near 5% is about 1 point at 2,000 replicates and 0.3 at 20,000.
+Times come from a closed loop that is simulated step by step (benchmarks/closed_loop.py), outputs from the counts that
+an H200 gave. Every section calls the functions that compare.py uses, prints a table in Markdown and names its seed and
+replicates. The exit code is 1 when a bar does not hold.
 """
 
 import argparse
@@ -14,77 +15,62 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from specbench.comparison import equality, estimates, intervals
+from benchmarks.closed_loop import CASES, FAMILY, Runs, experiments, true_effects
+from specbench.comparison import equality, intervals
+from specbench.comparison.format import Likeness
+from specbench.comparison.intervals import Earlier
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator
-Line = tuple[object, ...]
-
-# Autoregressions fitted (Yule-Walker, order by AIC) to the residuals of runs on an H200, vLLM 0.11.2, nine cases
-# times ten repeats: (baseline, ngram) at 1, 4 and 8 users.
-RECORDED = {
-    "recorded 1": ((0.62, 0.03, 0.25, -0.29, 0.18), (0.76,)),
-    "recorded 4": ((0.24, 0.20), (0.47, 0.06, 0.25)),
-    "recorded 8": ((0.27,), (0.32, 0.40)),
-}
-NOISES = ("none", "t3", "outliers", "AR .3", "AR .6", "slow", "drift", "step", "bursts", *RECORDED)
+OVERALL = np.full(CASES, 1 / CASES)
+BY_FAMILY = [np.where(number == FAMILY, 1 / np.sum(number == FAMILY), 0.0) for number in range(3)]
 
 
-# --- noise
+class Judged(NamedTuple):
+    """[replicates]: the effect, its half width by Student's t alone and as printed, the spread, the noise's share."""
+
+    effect: Floats
+    student: Floats
+    half: Floats
+    spread: Floats
+    share: Floats
+
+    @property
+    def sign(self) -> Floats:
+        """-1 faster, 1 slower, 0 no clear difference."""
+        return np.asarray(np.where(np.abs(self.effect) > self.half, np.sign(self.effect), 0))
 
 
-def autoregressive(rng: Rng, rows: int, n: int, coefficients: tuple[float, ...]) -> Floats:
-    """Unit variance, stationary (200 values of run-in; the variance is the sum of the squared impulse response)."""
-    e, response = rng.normal(size=(rows, n + 200)), np.eye(1, 400)
-    for series in (e, response):
-        for j in range(1, series.shape[1]):
-            for lag, coefficient in enumerate(coefficients[:j], 1):
-                series[:, j] += coefficient * series[:, j - lag]
-    return np.asarray(e[:, 200:] / math.sqrt((response**2).sum()))
+def judge(runs: Runs, weights: Floats, earlier: Earlier | None = None) -> Judged:
+    """The interval over deployments of every replicate, by the functions that compare.py calls."""
+    base, candidate = (intervals.case_means(side) @ weights for side in (runs.base, runs.candidate))
+    deployments = base.shape[-1]
+    spread = intervals.deployment_spread(base, candidate)
+    student = intervals.deployment_half_width(spread, deployments, earlier)
+    half = np.maximum(student, intervals.least_half_width(*runs, weights))
+    share = intervals.noise_share(*runs, weights, spread)
+    assert share is not None, "repeats are what these experiments are made of"
+    return Judged((candidate - base).mean(-1), student, half, spread, share)
 
 
-def noise(rng: Rng, rows: int, n: int, kind: str, candidate: bool = False) -> Floats:
-    """One run's noise in units of its white part. Drift and step start from the true level, so what they add over
-    the run counts as error; that is the strict reading."""
-    white = rng.normal(size=(rows, n))
-    time_ = np.linspace(0, 1, n)
-    if kind == "t3":
-        return rng.standard_t(3, (rows, n)) / math.sqrt(3)
-    if kind == "outliers":
-        return white * np.where(rng.random((rows, n)) < 0.02, 5, 1)
-    if kind.startswith("AR"):
-        return autoregressive(rng, rows, n, (float(kind.split()[1]),))
-    if kind == "slow":
-        return np.asarray(math.sqrt(0.65) * autoregressive(rng, rows, n, (0.92,)) + math.sqrt(0.35) * white)
-    if kind == "drift":
-        return np.asarray(white + time_ * rng.normal(size=(rows, 1)))
-    if kind == "step":
-        return np.asarray(white + (time_ > rng.uniform(0.3, 0.7, (rows, 1))) * rng.normal(size=(rows, 1)))
-    if kind == "bursts":  # one request in a hundred starts a stretch of twelve that are 3 sd slower
-        starts = rng.random((rows, n + 12)) < 0.01
-        slow = np.stack([starts[:, 12 - lag : 12 - lag + n] for lag in range(12)]).any(0)
-        return np.asarray(white + 3 * (slow - (1 - 0.99**12)))
-    if kind in RECORDED:
-        return autoregressive(rng, rows, n, RECORDED[kind][candidate])
-    return white
+def called(runs: Runs, earlier: Earlier | None = None) -> Any:
+    """[replicates] whether the verdict is faster, slower or depends, as specbench/comparison/verdict.py concludes."""
+    whole = judge(runs, OVERALL, earlier).sign
+    families = np.stack([judge(runs, weights, earlier).sign for weights in BY_FAMILY])
+    return (whole != 0) | ((families == 1).any(0) & (families == -1).any(0))
 
 
-def shuffled(rng: Rng, cases: int, repeats: int) -> intervals.Layout:
-    return intervals.layout(np.concatenate([rng.permutation(cases) for _ in range(repeats)]))
-
-
-def two_runs(rng: Rng, rows: int, lay: intervals.Layout, kind: str, sd: float = 0.1) -> tuple[Floats, Floats, Floats]:
-    """Base and candidate without a difference; cases differ in noise. Returns both and the cases' scale."""
-    n = len(lay.case)
-    scale = sd * np.exp(rng.normal(0, 0.5, len(lay.repeats)))
-    base, candidate = (noise(rng, rows, n, kind, side) * scale[lay.case] for side in (False, True))
-    return base, candidate, scale
+def narrowest_covered(errors: Iterable[Floats], halves: Iterable[Floats]) -> float:
+    """Coverage of the narrowest tenth of all these intervals."""
+    error, half = np.concatenate(list(errors)), np.concatenate(list(halves))
+    tenth = np.argsort(half)[: max(1, len(half) // 10)]
+    return float((error[tenth] <= half[tenth]).mean())
 
 
 def percent(hits: Any) -> str:
@@ -98,70 +84,97 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[object]]) -
         print(f"| {' | '.join(str(cell) for cell in row)} |", flush=True)
 
 
-PAIR_HEADER = "C×R", "noise", "iid", "wider (iid, 5 batches)", "ours (and drift)"
+class Bars:
+    """What must hold, within three standard deviations of what so many replicates estimate."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+
+    def hold(self, what: str, value: float, bar: float, count: int, *, least: bool = False) -> None:
+        """`value` must be at most `bar`, or at least with `least`; both are shares, `count` replicates long."""
+        room = 3 * math.sqrt(bar * (1 - bar) / count)
+        held = value >= bar - room if least else value <= bar + room
+        self.failed += not held
+        sign = "≥" if least else "≤"
+        print(f"{'holds' if held else 'FAILS'}: {what}: {value:.1%}, bar {sign} {bar:.1%} (± {room:.1%})", flush=True)
 
 
-# --- sections: each takes the share of replicates
+# ---- sections: each takes the share of replicates
 
 
-def pair(share: float) -> None:
-    """Statement 1: these requests on these two deployments."""
-    rows, rng = int(2000 * share), np.random.default_rng(101)
-    lines: list[Line] = []
-    for cases, repeats in ((9, 2), (9, 5), (9, 10), (9, 20), (60, 2), (20, 5), (9, 50), (60, 10)):
-        for kind in NOISES:
-            lay = shuffled(rng, cases, repeats)
-            base, candidate, _ = two_runs(rng, rows, lay, kind)
-            weights = np.full(cases, 1 / cases)
-            error = np.abs(intervals.case_means(lay, candidate - base) @ weights)
-            iid = intervals.iid_half_width(lay, weights, base, candidate)
-            wider = np.maximum(iid, intervals.batch_half_width(lay, weights, base, candidate))
-            ours = wider + intervals.drift_allowance(lay, weights, base, candidate)
-            one_look = len(lay.case) / intervals.inflation(lay, candidate - base) >= 30
-            enough = len(lay.case) >= estimates.MIN_REQUESTS
-            gate = enough & (intervals.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE)
-            lines.append(
-                (
-                    *(f"{cases}×{repeats}", kind),
-                    *(percent(error <= half) for half in (iid, wider, ours)),
-                    *(percent(one_look), percent(one_look & (error > wider))),
-                    *(percent(gate), percent(gate & (error > ours))),
-                    f"{np.median(ours / iid):.2f}",
-                )
-            )
-    table(
-        f"This pair: coverage of the overall ratio, % ({rows} replicates, seed 101)",
-        [*PAIR_HEADER, "one look prints", "and is wrong", "three looks print", "and is wrong", "width ours / iid"],
-        lines,
-    )
+def verdicts(share: float, bars: Bars) -> None:
+    """No effect: false words, lucky widths; and ngram's effect: coverage of the truth."""
+    rows, rng = int(8000 * share), np.random.default_rng(201)
+    lines: list[tuple[object, ...]] = []
+    kept: dict[int, list[Judged]] = {}
+    worst = 0.0
+    for users in (1, 4, 8):
+        for repeats in (2, 10):
+            for deployments in (2, 3, 4):
+                for spread in (0.01, 0.03, 0.08):
+                    shape = {"deployments": deployments, "users": users, "repeats": repeats, "spread": spread}
+                    runs = experiments(rng, rows, **shape)
+                    one = judge(runs, OVERALL)
+                    error, words = np.abs(one.effect), called(runs)
+                    worst = max(worst, float(words.mean()))
+                    kept.setdefault(deployments, []).append(one)
+                    lines.append(
+                        (
+                            *(users, repeats, deployments, f"{spread:.0%}"),
+                            *(percent(error > one.student), percent(words)),
+                            *(f"{100 * narrowest_covered([error], [half]):.0f}" for half in (one.student, one.half)),
+                            *(f"{100 * np.median(half):.1f}" for half in (one.student, one.half)),
+                            f"{100 * np.median(one.share):.0f}",
+                        )
+                    )
+    head = ["users", "R", "d", "spread", "t false", "words false", "narrowest tenth: t", "as printed"]
+    head += ["median ±%: t", "as printed", "noise share"]
+    table(f"No effect, % ({rows} replicates, seed 201)", head, lines)
+    bars.hold("false words at d >= 2, worst cell", worst, 0.055, rows)
+    for deployments, judged in kept.items():
+        covered = narrowest_covered([np.abs(one.effect) for one in judged], [one.half for one in judged])
+        count = rows * len(judged) // 10
+        bars.hold(f"narrowest tenth of what is printed, d = {deployments}", covered, 0.88, count, least=True)
+
+    lines = []
+    for users in (1, 8):
+        truth = true_effects(rng, users, 10) @ OVERALL
+        for deployments in (2, 4):
+            for spread in (0.01, 0.03, 0.08):
+                shape = {"deployments": deployments, "users": users, "repeats": 10, "spread": spread}
+                one = judge(experiments(rng, rows, **shape, ngram=True), OVERALL)
+                lines.append((users, deployments, f"{spread:.0%}", percent(np.abs(one.effect - truth) <= one.half)))
+    title = f"ngram's effect: coverage of the truth, % ({rows} replicates, seed 201)"
+    table(title, ["users", "d", "spread", "overall"], lines)
 
 
-def family(share: float) -> None:
-    """Statement 1 for one of three families, gated by the whole run."""
-    rows, rng = int(2000 * share), np.random.default_rng(102)
-    lines: list[Line] = []
-    for cases, repeats in ((9, 5), (9, 10), (9, 50), (60, 2)):
-        for kind in ("none", "AR .3", "AR .6", "slow", "drift", "bursts", "recorded 8"):
-            lay = shuffled(rng, cases, repeats)
-            base, candidate, _ = two_runs(rng, rows, lay, kind)
-            weights = np.where(np.arange(cases) % 3 == 0, 3 / cases, 0.0)
-            error = np.abs(intervals.case_means(lay, candidate - base) @ weights)
-            half = intervals.pair_half_width(lay, weights, base, candidate)
-            gate = intervals.effective_requests(lay, base, candidate) >= estimates.MIN_EFFECTIVE
-            own = np.abs(intervals.case_means(lay, candidate - base))
-            halves = intervals.case_half_widths(lay, base, candidate)
-            lines.append(
-                (
-                    *(f"{cases}×{repeats}", kind),
-                    *(percent(error <= half), percent(gate & (error > half))),
-                    *(percent(own <= halves), percent(gate[:, None] & (own > halves))),
-                )
-            )
-    table(
-        f"One family of three, and single cases: coverage, % ({rows} replicates, seed 102)",
-        ["C×R", "noise", "family covered", "family printed and wrong", "case covered", "case printed and wrong"],
-        lines,
-    )
+def families(share: float, bars: Bars) -> None:
+    """The truth over orders of requests: one schedule for all, and one for every pair."""
+    rows, rng = int(2000 * share), np.random.default_rng(202)
+    lines: list[tuple[object, ...]] = []
+    for users in (1, 8):
+        truth = true_effects(rng, users, 10)
+        for deployments in (2, 4):
+            cells = []
+            for own in (False, True):
+                shape = {"deployments": deployments, "users": users, "repeats": 10, "spread": 0.01}
+                runs = experiments(rng, rows, **shape, ngram=True, own_schedules=own)
+                judged = [judge(runs, weights) for weights in BY_FAMILY]
+                covers = [
+                    np.abs(one.effect - truth @ weights) <= one.half
+                    for one, weights in zip(judged, BY_FAMILY, strict=True)
+                ]
+                students = [
+                    np.abs(one.effect - truth @ weights) <= one.student
+                    for one, weights in zip(judged, BY_FAMILY, strict=True)
+                ]
+                cells += [percent(students), percent(covers)]
+                if own:
+                    what = f"families, a schedule per pair, {users} users, d = {deployments}"
+                    bars.hold(what, float(np.mean(covers)), 0.93, 3 * rows, least=True)
+            lines.append((users, deployments, *cells))
+    head = ["users", "d", "one schedule: t", "as printed", "a schedule per pair: t", "as printed"]
+    table(f"Families at a spread of 1%: coverage, % ({rows} replicates, seed 202)", head, lines)
 
 
 EFFECTS: dict[str, Callable[[Rng, tuple[int, ...]], Any]] = {
@@ -173,10 +186,10 @@ EFFECTS: dict[str, Callable[[Rng, tuple[int, ...]], Any]] = {
 }
 
 
-def prompts(share: float) -> None:
-    """Statement 2: prompts like these."""
-    rows, rng = int(4000 * share), np.random.default_rng(103)
-    lines: list[Line] = []
+def prompts(share: float, bars: Bars) -> None:
+    """Prompts like these."""
+    rows, rng = int(4000 * share), np.random.default_rng(203)
+    lines: list[tuple[object, ...]] = []
     for cases in (3, 9, 12, 30, 60):
         weights, one = np.full(cases, 1 / cases), np.zeros(cases, dtype=np.int64)
         covered = []
@@ -185,58 +198,34 @@ def prompts(share: float) -> None:
             half = intervals.stratified_half_width(effects, weights, one)
             covered.append(percent(np.abs(effects.mean(1)) <= half))
         lines.append((cases, *covered))
-    title = f"Shape of case effects: coverage, % ({rows} replicates, seed 103); fewer than 12 cases get no interval"
+    title = f"Shape of case effects: coverage, % ({rows} replicates, seed 203); fewer than 12 cases get no interval"
     table(title, ["cases", *EFFECTS], lines)
-
     lines = []
-    for cases, repeats, d in ((9, 10, 2), (60, 2, 2), (300, 1, 2), (300, 1, 4)):
+    for cases, repeats, deployments in ((60, 2, 2), (60, 2, 4), (300, 1, 2), (300, 1, 4)):
         weights, one = np.full(cases, 1 / cases), np.zeros(cases, dtype=np.int64)
         for spread in (0.0, 0.01, 0.03, 0.08):
             sides = [
-                spread * rng.normal(size=(rows, d, 1)) + 0.1 / math.sqrt(repeats) * rng.normal(size=(rows, d, cases))
+                spread * rng.normal(size=(rows, deployments, 1))
+                + 0.1 / math.sqrt(repeats) * rng.normal(size=(rows, deployments, cases))
                 for _ in range(2)
             ]
             effects = (sides[1] - sides[0]).mean(1) + 0.15 * rng.normal(size=(rows, cases))
             case_half = intervals.stratified_half_width(effects, weights, one)
-            half = np.hypot(case_half, intervals.deployment_half_width(sides[0].mean(2), sides[1].mean(2))[0])
+            seen = intervals.deployment_spread(sides[0].mean(2), sides[1].mean(2))
+            half = np.hypot(case_half, intervals.deployment_half_width(seen, deployments))
             error = np.abs(effects.mean(1))
-            lines.append((f"{cases}×{repeats}", d, spread, percent(error <= case_half), percent(error <= half)))
-    title = f"Prompts and deployments both vary: coverage, % ({rows} replicates, seed 103)"
-    table(title, ["C×R", "d", "redeploy noise", "case t alone", "ours"], lines)
-
-    rows, lines = int(600 * share), []
-    for cases, repeats in ((300, 1), (60, 2), (20, 5), (12, 10)):
-        for kind in ("none", "AR .3", "AR .6", "slow", "drift"):
-            alone, ours, printed = _prompts_one_pair(rng, rows, cases, repeats, kind)
-            lines.append((f"{cases}×{repeats}", kind, percent(alone), percent(printed), percent(printed & ~ours)))
-    title = f"Prompts like these from one pair: coverage of the case t, and ours, % ({rows} replicates, seed 103)"
-    table(title, ["C×R", "noise", "case t alone", "ours prints", "and is wrong"], lines)
+            covers = float((error <= half).mean())
+            shape = f"{cases}×{repeats}", deployments, f"{spread:.0%}"
+            bars.hold("prompts like these, {}, d = {}, {}".format(*shape), covers, 0.92, rows, least=True)
+            lines.append((*shape, percent(error <= case_half), percent(covers)))
+    title = f"Prompts and deployments both vary: coverage, % ({rows} replicates, seed 203)"
+    table(title, ["C×R", "d", "spread", "case t alone", "as printed"], lines)
 
 
-def _prompts_one_pair(rng: Rng, rows: int, cases: int, repeats: int, kind: str) -> tuple[Any, Any, Any]:
-    """Through `estimate` itself, with three families of unlike effects."""
-    alone, ours, printed = np.zeros((3, rows), dtype=bool)
-    family_ = np.arange(cases) % 3
-    for row in range(rows):
-        lay = shuffled(rng, cases, repeats)
-        base, candidate, _ = two_runs(rng, 1, lay, kind)
-        effects = np.array([-0.45, 0.65, 0.45])[family_] + 0.15 * rng.normal(size=cases)
-        candidate = candidate + effects[lay.case]
-        truth = float(np.mean([-0.45, 0.65, 0.45]))
-        runs = estimates.LogTimes(base, candidate, lay.case, family_, ("a", "b", "c"))
-        summary = estimates.estimate(runs).overall.prompts
-        seen = intervals.case_means(lay, candidate - base)
-        half = intervals.stratified_half_width(seen, np.full(cases, 1 / cases), family_)
-        alone[row] = abs(seen.mean() - truth) <= half[0]
-        if summary.low is not None and summary.high is not None:
-            printed[row], ours[row] = True, summary.low <= math.exp(truth) <= summary.high
-    return alone, ours, printed
-
-
-def verdict_power(effect: float, spread: float, deployments: int) -> float:
+def verdict_power(effect: float, spread: float, deployments: int, extra_df: int = 0) -> float:
     """Power of the verdict: two-sided t test at 5% on `deployments` means per mode with standard deviation `spread`
     (logs) when the ratio is 1 + effect; exact, the noncentral t integrated over its chi-square."""
-    df = 2 * deployments - 2
+    df = 2 * deployments - 2 + extra_df
     shift = abs(math.log1p(effect)) / (spread * math.sqrt(2 / deployments))
     chi2 = np.linspace(1e-6, df + 12 * math.sqrt(2 * df) + 20, 20_001)
     weight = np.exp((df / 2 - 1) * np.log(chi2) - chi2 / 2)
@@ -245,205 +234,162 @@ def verdict_power(effect: float, spread: float, deployments: int) -> float:
     return float((weight * (normal(shift - limit) + normal(-shift - limit))).sum() / weight.sum())
 
 
-def verdict(share: float) -> None:
-    """Statement 3: faster or slower over deployments."""
-    rows, rng = int(20000 * share), np.random.default_rng(104)
-    lines: list[Line] = []
+def least_found(spread: float, deployments: int, extra_df: int = 0) -> float:
+    """The least effect that is found with 80% power, to a tenth of a percent."""
+    effects = (effect / 1000 for effect in range(1, 3000))
+    return next(effect for effect in effects if verdict_power(effect, spread, deployments, extra_df) >= 0.8)
 
-    def rejects(base: Floats, candidate: Floats) -> Any:
-        return np.abs((candidate - base).mean(1)) > intervals.deployment_half_width(base, candidate)[0]
 
-    for d in (2, 3, 4):
-        for within in (0.005, 0.04):
-            cells = []
-            for spread in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
-                sides = [math.hypot(spread, within) * rng.normal(size=(rows, d)) for _ in range(2)]
-                cells.append(percent(rejects(*sides)))
-            lines.append((d, within, *cells))
-    title = f"False faster or slower, %, no effect ({rows} replicates, seed 104), by redeploy noise"
-    table(title, ["d", "within-run s.e.", "0", "1%", "2%", "3%", "5%", "8%"], lines)
-
-    lines = []
-    for s in (0.01, 0.03, 0.08):
+def power(share: float, bars: Bars) -> None:
+    """What is found, what is overstated, and what two kinds of node do."""
+    rows, rng = int(20000 * share), np.random.default_rng(204)
+    lines: list[tuple[object, ...]] = []
+    for spread in (0.01, 0.03, 0.08):
         for d in (2, 3, 4, 6):
-            exact = [percent(verdict_power(e, s, d)) for e in (0.05, 0.1, 0.2)]
-            effect = next(e / 1000 for e in range(1, 3000) if verdict_power(e / 1000, s, d) >= 0.8)
-            sides = [s * rng.normal(size=(rows, d)) for _ in range(2)]
-            lines.append((s, d, *exact, percent(rejects(sides[0], sides[1] + math.log(1.1))), f"{100 * effect:.1f}"))
-    title = f"Power, %: exact, and simulated at 10% ({rows} replicates, seed 104)"
-    table(title, ["s", "d", "5%", "10%", "20%", "10% simulated", "effect for 80%, %"], lines)
+            exact = [percent(verdict_power(effect, spread, d)) for effect in (0.05, 0.1, 0.2)]
+            lines.append((f"{spread:.0%}", d, *exact, percent(least_found(spread, d))))
+    table("Power, %: exact", ["spread", "d", "5%", "10%", "20%", "effect for 80%, %"], lines)
 
     lines = []
     for d in (2, 3, 4):
-        orders = {"AABB": "A" * d + "B" * d, "ABAB": "AB" * d, "ABBA": ("ABBA" * d)[: 2 * d]}
         cells = []
-        for order in orders.values():
-            drift = 0.03 * np.arange(2 * d)
-            places = [np.array([i for i, side in enumerate(order) if side == name]) for name in "AB"]
-            cells.append(percent(rejects(*(drift[p] + 0.03 * rng.normal(size=(rows, d)) for p in places))))
-        wide = [0.03 * k * rng.normal(size=(rows, d)) for k in (1, 3)]
-        heavy = [0.03 * rng.standard_t(3, (rows, d)) / math.sqrt(3) for _ in range(2)]
-        two = [0.03 * ((rng.random((rows, d)) < 0.2) * 2.5 - 0.5) + 0.005 * rng.normal(size=(rows, d)) for _ in "ab"]
-        lines.append((d, *cells, *(percent(rejects(*sides)) for sides in (wide, heavy, two))))
-    title = f"When its assumptions fail: false, % ({rows} replicates, seed 104)"
-    header = ["d", "drift 3% a deployment, AABB", "ABAB", "ABBA", "candidate spread ×3", "t3", "two-point 80/20"]
-    table(title, header, lines)
+        for effect in (0.05, 0.1):
+            base, candidate = (0.03 * rng.normal(size=(rows, d)) for _ in range(2))
+            seen = (candidate - base).mean(1) + math.log1p(effect)
+            half = intervals.deployment_half_width(intervals.deployment_spread(base, candidate), d)
+            found = seen[np.abs(seen) > half]
+            cells += [percent(len(found) / rows), f"{np.mean(np.abs(found)) / math.log1p(effect):.2f}"]
+        slow = [0.01 * rng.normal(size=(rows, d)) + math.log(1.1) * (rng.random((rows, d)) < 0.5) for _ in range(2)]
+        half = intervals.deployment_half_width(intervals.deployment_spread(*slow), d)
+        lines.append((d, *cells, percent(np.abs((slow[1] - slow[0]).mean(1)) > half)))
+    head = ["d", "5%: found, %", "overstated", "10%: found, %", "overstated", "two kinds of node 1.1 apart: false, %"]
+    table(f"At a spread of 3%, what is called is overstated ({rows} replicates, seed 204)", head, lines)
 
 
-def planning(share: float) -> None:
-    """How many deployments to plan from the redeploy spread of a first experiment with d per mode."""
-    rows, rng = int(4000 * share), np.random.default_rng(109)
-    lines: list[Line] = []
-    for d in (2, 3, 4):
-        df = 2 * d - 2
-        seen = 0.03 * np.sqrt(rng.chisquare(df, rows) / df)
-        low = [intervals.deployments_needed(float(s), 0.1) for s in seen]
-        high = [intervals.deployments_needed(intervals.spread_limit(float(s), df), 0.1) for s in seen]
-        cells = ["–".join(f"{q:.0f}" for q in np.percentile(plan, [10, 90])) for plan in (low, high)]
-        need = intervals.deployments_needed(0.03, 0.1)
-        lines.append((d, need, *cells, percent(np.less_equal(low, need) & np.less_equal(need, high))))
-    table(
-        f"Deployments planned for a 10% effect, true redeploy noise 3% ({rows} replicates, seed 109)",
-        ["d of the first", "truly needed", "low end, 10–90%", "high end, 10–90%", "range holds the truth, %"],
-        lines,
-    )
+def earlier(share: float, bars: Bars) -> None:
+    """--spread-from: six degrees of freedom of an experiment whose spread is another."""
+    rows, rng = int(4000 * share), np.random.default_rng(205)
+    lines: list[tuple[object, ...]] = []
+    for differs in (0.0, 0.3, 0.6):
+        for d in (2, 3):
+            cells = []
+            for users in (1, 8):
+                # The log of the ratio of both spreads has this standard deviation.
+                now, then = (0.03 * np.exp(differs * rng.normal(size=rows) / math.sqrt(2)) for _ in range(2))
+                before = judge(experiments(rng, rows, deployments=4, users=users, repeats=10, spread=then), OVERALL)
+                runs = experiments(rng, rows, deployments=d, users=users, repeats=10, spread=now)
+                one = judge(runs, OVERALL, Earlier(before.spread**2, 6))
+                false = float((one.sign != 0).mean())
+                bars.hold(f"--spread-from, spreads differ by {differs:.0%}, d = {d}, {users} users", false, 0.07, rows)
+                cells += [percent(np.abs(one.effect) > one.student), percent(false)]
+            lines.append((f"{differs:.0%}", d, *cells))
+    title = f"--spread-from, four deployments of each mode earlier: false words, % ({rows} replicates, seed 205)"
+    head = ["spreads differ by", "d", "1 user: t alone", "as printed", "8 users: t alone", "as printed"]
+    table(title, head, lines)
+    lines = [(d, *(percent(least_found(0.03, d, extra)) for extra in (0, 6, 12))) for d in (2, 3, 4)]
+    table("Least effect found with 80% power at a spread of 3%, %", ["d", "alone", "6 df more", "12 df more"], lines)
 
 
-def end_to_end(share: float) -> None:
-    """A/A through `estimate`: every word, all cells of a family table."""
-    rows, rng = int(500 * share), np.random.default_rng(105)
-    lines: list[Line] = []
-    cases, repeats, family_ = 9, 10, np.arange(9) % 3
-    for d in (1, 2, 3):
-        for kind in ("none", "slow"):
-            for spread in (0.0, 0.03, 0.08):
-                words = np.zeros((rows, 4), dtype=bool)
-                for row in range(rows):
-                    lay = shuffled(rng, cases, repeats)
-                    base, candidate, _ = two_runs(rng, d, lay, kind)
-                    base, candidate = (y + spread * rng.normal(size=(d, 1)) for y in (base, candidate))
-                    order = tuple({"A": "base", "B": "candidate"}[x] for x in ("ABBA" * d)[: 2 * d])
-                    runs = estimates.LogTimes(base, candidate, lay.case, family_, ("a", "b", "c"), order)
-                    result = estimates.estimate(runs)
-                    words[row] = [
-                        line.verdict.startswith((estimates.FASTER, estimates.SLOWER))
-                        for line in (result.overall, *result.families)
-                    ]
-                lines.append((d, kind, spread, percent(words[:, 0]), percent(words[:, 1:]), percent(words.any(1))))
-    table(
-        f"Nine cases × ten repeats through estimate(), no effect: false words, % ({rows} replicates, seed 105)",
-        ["d", "noise", "redeploy noise", "overall", "one family", "any of the four"],
-        lines,
-    )
+# Shares of distinct outputs of nine cases, as four H200 deployments gave them at 4 and 8 users: three vary.
+MIX = ((1.0,),) * 6 + ((0.9, 0.1), (0.78, 0.12, 0.08, 0.02), (0.6, 0.33, 0.07))
 
 
-MIX = (1.0,), (1.0,), (1.0,), (1.0,), (1.0,), (0.9, 0.1), (0.9, 0.1), (0.6, 0.2, 0.1, 0.1), (0.2,) * 5
-
-
-def _changed(chances: tuple[float, ...], how: str) -> tuple[float, ...]:
-    new = {"null": 0.0, "20% new": 0.2, "wholly new": 1.0}[how]
-    return (*(c * (1 - new) for c in chances), new)
-
-
-def _outputs(rng: Rng, chances: tuple[float, ...], deployments: int, repeats: int, around: float) -> list[list[int]]:
-    """Outputs of one side; `around` is the Dirichlet concentration of a deployment's own chances (inf: the same)."""
+def drawn(rng: Rng, shares: tuple[float, ...], deployments: int, repeats: int, around: float) -> list[list[int]]:
+    """Outputs of one side; `around` is the Dirichlet concentration of a deployment's own shares (inf: the same)."""
     sides = []
     for _ in range(deployments):
-        own = np.asarray(chances) if math.isinf(around) else rng.dirichlet(around * np.asarray(chances) + 1e-9)
+        own = np.asarray(shares) if math.isinf(around) else rng.dirichlet(around * np.asarray(shares) + 1e-9)
         sides.append(rng.choice(len(own), size=repeats, p=own / own.sum()).tolist())
     return sides
 
 
 def judged_outputs(
-    rng: Rng, d: int, repeats: int, how: str, only: int | None = None, around: float = math.inf
-) -> equality.Equality:
+    rng: Rng, d: int, repeats: int, new: float = 0.0, only: int | None = None, around: float = math.inf
+) -> equality.Judged:
+    """`new`: the share of a case's requests that the candidate answers otherwise, in one case (`only`) or in all."""
     cases = []
-    for i, chances in enumerate(MIX):
-        shift = _changed(chances, how if only is None or only == i else "null")
-        base = _outputs(rng, (*chances, 0.0), d, repeats, around)
-        cases.append(equality.compare_outputs(str(i), base, _outputs(rng, shift, d, repeats, around)))
+    for number, shares in enumerate(MIX):
+        share = new if only is None or only == number else 0.0
+        base = drawn(rng, (*shares, 0.0), d, repeats, around)
+        candidate = drawn(rng, (*(chance * (1 - share) for chance in shares), share), d, repeats, around)
+        cases.append(equality.compare_outputs(str(number), base, candidate))
     return equality.judge_cases(cases)
 
 
-def outputs(share: float) -> None:
-    """Equality: nine cases, five always alike, four varying."""
-    rows, rng = int(250 * share), np.random.default_rng(106)
-    lines: list[Line] = []
-    for d, repeats in ((1, 2), (1, 3), (1, 5), (1, 10), (2, 5), (2, 10)):
-        for how, only in (("null", None), ("20% new", None), ("wholly new", None), ("wholly new", 0)):
-            judged = [judged_outputs(rng, d, repeats, how, only) for _ in range(rows)]
-            case = [any(c.verdict == equality.DIFFERENT for c in j.cases) for j in judged]
-            both = [j.combined_p is not None and j.combined_p <= 0.025 for j in judged]
-            word = [j.verdict == equality.DIFFERENT for j in judged]
-            passes = [j.verdict in (equality.IDENTICAL, equality.WITHIN) for j in judged]
-            where = how if only is None else "one fixed case wholly new"
-            lines.append((d, repeats, where, percent(case), percent(both), percent(word), percent(passes)))
-    table(
-        f"Equality, %, either test at 2.5% ({rows} replicates, seed 106)",
-        ["d", "R", "candidate", "a case is different", "combined rejects", "verdict different", "floor accepts"],
-        lines,
-    )
+REFUSED = Likeness.CHANGED, Likeness.CANNOT_TELL
+CHANGES: dict[str, tuple[float, int | None]] = {
+    "nothing": (0.0, None),
+    "half of one fixed case": (0.5, 0),
+    "a fifth of one fixed case": (0.2, 0),
+    "one fixed case wholly": (1.0, 0),
+    "a fifth of every case": (0.2, None),
+}
 
 
-def outputs_by_deployment(share: float) -> None:
-    """Equality where every deployment has chances of its own."""
-    rows, rng = int(200 * share), np.random.default_rng(107)
-    lines: list[Line] = []
+def outputs(share: float, bars: Bars) -> None:
+    """Outputs of nine cases, three of them varying: what is refused of an unchanged candidate, what is found."""
+    rows, rng = int(600 * share), np.random.default_rng(206)
+    lines: list[tuple[object, ...]] = []
+    for d, repeats in ((1, 2), (1, 10), (2, 2), (2, 5), (2, 10), (2, 40), (4, 10)):
+        for what, (new, only) in CHANGES.items():
+            if repeats == 40 and new not in (0.0, 0.2):
+                continue
+            words = [judged_outputs(rng, d, repeats, new, only).verdict for _ in range(rows)]
+            changed, unknown = (float(np.mean([word is one for word in words])) for one in REFUSED)
+            lines.append((d, repeats, what, percent(changed), percent(unknown)))
+            if repeats == 10 and d > 1 and what == "nothing":
+                bars.hold(f"unchanged and refused, d = {d}, R = 10", changed + unknown, 0.15 if d == 2 else 0.08, rows)
+            if (d, repeats, what) == (2, 10, "half of one fixed case"):
+                bars.hold("half of one fixed case changed is found, d = 2, R = 10", changed, 0.9, rows, least=True)
+    title = f"Nine cases, three of which vary: words, % ({rows} replicates, seed 206)"
+    table(title, ["d", "R", "the candidate changes", "changed", "cannot tell"], lines)
+
+    lines = []
     for around in (1000.0, 30.0, 10.0, 3.0):
         for d in (1, 2, 3):
-            judged = [judged_outputs(rng, d, 10, "null", around=around) for _ in range(rows)]
-            word = [j.verdict == equality.DIFFERENT for j in judged]
-            base = [j.verdict == equality.BASE_DIFFERS for j in judged]
-            lines.append((around, d, percent(word), percent(base)))
-    table(
-        f"Outputs that depend on the deployment, both sides alike, R = 10, % ({rows} replicates, seed 107)",
-        ["Dirichlet concentration", "d", "verdict different (false)", "the baseline differs from itself"],
-        lines,
-    )
+            words = [judged_outputs(rng, d, 10, around=around).verdict for _ in range(rows // 3)]
+            lines.append((around, d, percent([word is Likeness.CHANGED for word in words])))
+    title = f"Outputs that depend on the deployment, R = 10: falsely changed, % ({rows // 3} replicates, seed 206)"
+    table(title, ["Dirichlet concentration", "d", "changed"], lines)
 
 
-def outputs_one_repeat(share: float) -> None:
-    """Equality of many cases with one repeat: the floor comes from the second deployment."""
-    rows, rng = int(100 * share), np.random.default_rng(108)
-    lines: list[Line] = []
-    for floor in (0.05, 0.2):
-        for new in (0.0, 0.05, 0.1, 0.3):
-            judged = [judged_one_repeat(rng, 300, floor, new) for _ in range(rows)]
-            words = [j.verdict for j in judged]
-            lines.append(
-                (floor, new, *(percent([w == x for w in words]) for x in (equality.DIFFERENT, equality.WITHIN)))
-            )
-    table(
-        f"300 cases × 1 repeat, two deployments a side, % ({rows} replicates, seed 108)",
-        ["cases that vary (half of the time)", "cases with a new output", "different", "within"],
-        lines,
-    )
-
-
-def judged_one_repeat(rng: Rng, cases: int, floor: float, new: float) -> equality.Equality:
+def judged_one_repeat(rng: Rng, cases: int, floor: float, new: float) -> equality.Judged:
+    """Many cases once, two deployments a side: `floor` of the cases vary half the time, `new` of them have changed."""
     varies, changed = rng.random(cases) < floor, rng.random(cases) < new
-    drawn = (rng.random((cases, 4)) < 0.5) & varies[:, None]
+    answers = (rng.random((cases, 4)) < 0.5) & varies[:, None]
     compared = []
-    for i in range(cases):
-        base = [[int(x)] for x in drawn[i, :2]]
-        compared.append(equality.compare_outputs(str(i), base, [[2] if changed[i] else [int(x)] for x in drawn[i, 2:]]))
+    for number in range(cases):
+        base = [[int(x)] for x in answers[number, :2]]
+        candidate = [[2] if changed[number] else [int(x)] for x in answers[number, 2:]]
+        compared.append(equality.compare_outputs(str(number), base, candidate))
     return equality.judge_cases(compared)
 
 
-SECTIONS: dict[str, Callable[[float], None]] = {
-    "pair": pair,
-    "family": family,
+def outputs_one_repeat(share: float, bars: Bars) -> None:
+    """Many cases with one repeat: the floor comes from the second deployment."""
+    rows, rng = int(200 * share), np.random.default_rng(207)
+    lines: list[tuple[object, ...]] = []
+    for floor in (0.05, 0.2):
+        for new in (0.0, 0.05, 0.1, 0.3):
+            words = [judged_one_repeat(rng, 300, floor, new).verdict for _ in range(rows)]
+            shares = [np.mean([word is one for word in words]) for one in REFUSED]
+            lines.append((floor, new, *map(percent, shares)))
+    title = f"300 cases × 1 repeat, two deployments a side, % ({rows} replicates, seed 207)"
+    table(title, ["cases that vary (half of the time)", "cases with a new output", "changed", "cannot tell"], lines)
+
+
+SECTIONS: dict[str, Callable[[float, Bars], None]] = {
+    "verdicts": verdicts,
+    "families": families,
     "prompts": prompts,
-    "verdict": verdict,
-    "planning": planning,
-    "end-to-end": end_to_end,
+    "power": power,
+    "spread-from": earlier,
     "outputs": outputs,
-    "outputs-by-deployment": outputs_by_deployment,
     "outputs-one-repeat": outputs_one_repeat,
 }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="a tenth of the replicates")
@@ -451,11 +397,14 @@ def main() -> None:
     unknown = sorted(set(arguments.sections) - set(SECTIONS))
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    share = 0.1 if arguments.quick else 1.0
+    bars = Bars()
     for name in arguments.sections or SECTIONS:
         began = time.monotonic()
-        SECTIONS[name](0.1 if arguments.quick else 1.0)
+        SECTIONS[name](share, bars)
         print(f"\n{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return int(bars.failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,12 +6,12 @@ import re
 import statistics
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import ROOT
 
 from specbench.comparison.assessment import Options, compare
+from specbench.comparison.format import Comparison, Line, Timing, Word
 from specbench.record.directory import read_manifest, read_requests, read_summary
 from specbench.record.format import Request, value_at
 
@@ -40,24 +40,26 @@ def folders(mode: str, load: int, *numbers: str) -> list[Path]:
     return [RESULTS / f"{number}-{mode}-c{load}" for number in numbers]
 
 
-def compared(load: int) -> dict[str, Any]:
+def compared(load: int) -> Comparison:
     bases, candidates = folders("baseline", load, *BASES), folders("ngram", load, *CANDIDATES)
     return compare(bases, candidates, Options(accept_floor=True))
 
 
-def ratio(line: dict[str, Any]) -> str:
+def ratio(line: Line) -> str:
     """One line of a comparison as the README writes it, without its verdict."""
-    return "{ratio:.2f} ({low:.2f}–{high:.2f})".format(**line["interval"])
+    interval = line.interval
+    return f"{interval.ratio:.2f} ({interval.low:.2f}–{interval.high:.2f})"
 
 
-def told(line: dict[str, Any]) -> str:
-    return f"{ratio(line)} {line['verdict']}"
+def told(line: Line) -> str:
+    assert line.verdict is not None
+    return f"{ratio(line)} {line.verdict.value}"
 
 
 @pytest.mark.parametrize("load", LOADS)
 def test_ratios_intervals_and_verdicts_are_recomputed(load: int) -> None:
-    table, e2el = rows(), compared(load)["metrics"]["e2el"]
-    for name, line in [("overall", e2el["overall"]), *e2el["families"].items()]:
+    table, e2el = rows(), compared(load).metrics["e2el"]
+    for name, line in [("overall", e2el.overall), *e2el.families.items()]:
         assert table[name][LOADS.index(load)] == told(line)
 
 
@@ -73,9 +75,9 @@ def test_throughput_and_the_baseline_against_itself_are_recomputed(load: int) ->
         folders("baseline", load, "01", "08"), folders("baseline", load, "04", "05"),
         Options(allow_same_mode=True, accept_floor=True),
     )  # fmt: skip
-    line = itself["metrics"]["e2el"]["overall"]
+    line = itself.metrics["e2el"].overall
     assert table["baseline against baseline"][column] == told(line)
-    assert itself["verdict"]["verdict"] == "no clear difference" and line["interval"]["low"] < 1
+    assert itself.verdict.verdict is Word.NO_DIFFERENCE and (line.interval.low or 0) < 1
 
 
 def test_no_machine_is_named() -> None:
@@ -106,8 +108,8 @@ def test_the_agreement_of_both_clients_is_told_as_measured() -> None:
 
 def test_cases_and_counters_in_the_readme_are_recomputed() -> None:
     text = readme()
-    cases = compared(1)["metrics"]["e2el"]["cases"]
-    ratios = {name: cases[name]["ratio"] for name in ("copy-1", "copy-2", "copy-3")}
+    cases = compared(1).metrics["e2el"].cases
+    ratios = {name: cases[name].ratio for name in ("copy-1", "copy-2", "copy-3")}
     assert f"take {ratios['copy-1']:.2f} and {ratios['copy-2']:.2f} of the time" in text
     assert f"takes {ratios['copy-3']:.1f} times as long" in text
     summaries = [read_summary(one) for one in folders("ngram", 1, *CANDIDATES)]
@@ -117,7 +119,7 @@ def test_cases_and_counters_in_the_readme_are_recomputed() -> None:
     assert f"Explanations ({chunks['explain']:.1f} tokens a chunk) and short answers ({chunks['short']:.1f})" in text
     base = [(read_summary(one).metrics.overall["tpot_s"].mean or 0) * 1e3 for one in folders("baseline", 1, *BASES)]
     assert f"where a token takes {statistics.mean(base):.1f} ms" in text
-    spreads = [compared(load)["metrics"]["e2el"]["overall"]["redeploy_spread"] for load in LOADS]
+    spreads = [compared(load).metrics["e2el"].overall.spread for load in LOADS]
     assert f"scatter by {min(spreads) * 100:.0f} to {max(spreads) * 100:.0f}% (standard deviation)" in text
     per_chunk: dict[str, list[float]] = {"copy-1": [], "copy-2": []}
     for row in measured(RESULTS / "02-ngram-c1"):
@@ -151,8 +153,8 @@ def test_what_the_baseline_s_short_answers_do_is_told_as_measured() -> None:
     effect = statistics.mean(candidate) - statistics.mean(base)
     half = 2.447 * math.sqrt((statistics.variance(base) + statistics.variance(candidate)) / 4)  # t, 6 df
     said = "the ratio is {:.2f} ({:.2f}–{:.2f})".format(*(math.exp(effect + shift) for shift in (0, -half, half)))
-    text, interval = readme(), compared(8)["metrics"]["e2el"]["overall"]["interval"]
-    assert said in text and f"its interval starts at {interval['low']:.3f}" in text
+    text, interval = readme(), compared(8).metrics["e2el"].overall.interval
+    assert said in text and f"its interval starts at {interval.low:.3f}" in text
     assert "four of the baseline's 40 answers to `copy-2` stop after 20 tokens" in text
     assert "in 7 of 80 answers at 4 and 8 users, and ngram in none" in text
 
@@ -160,9 +162,10 @@ def test_what_the_baseline_s_short_answers_do_is_told_as_measured() -> None:
 def test_the_expected_answers_are_told_as_measured() -> None:
     assert "right in 120 of 240 requests of either mode at each load" in readme()
     for load in LOADS:
-        expected = compared(load)["expect"]
-        counts = [expected[name] for name in ("pairs", "base_passed", "candidate_passed")]
-        assert counts == [240, 120, 120] and expected["cases"]["copy-2"]["base_passed"] == 0
+        expected = compared(load).expect
+        assert expected is not None
+        counts = [expected.pairs, expected.base_passed, expected.candidate_passed]
+        assert counts == [240, 120, 120] and expected.cases["copy-2"].base_passed == 0
 
 
 def test_the_host_s_own_speed_is_told_as_measured() -> None:
@@ -186,25 +189,25 @@ def test_the_host_s_own_speed_is_told_as_measured() -> None:
 def test_a_hundred_other_prompts_are_told_as_measured() -> None:
     def line(load: int) -> list[str]:
         runs = [RESULTS / "varied" / f"2-{mode}-c{load}" for mode in ("baseline", "ngram")]
-        found = compare(runs[:1], runs[1:], Options(accept_floor=True))["metrics"]["e2el"]
-        assert len(found["cases"]) == 100
-        return [f"{found['families'][name]['interval']['ratio']:.2f}" for name in ("copy", "explain", "short")]
+        found = compare(runs[:1], runs[1:], Options(accept_floor=True)).metrics["e2el"]
+        assert len(found.cases) == 100
+        return [f"{found.families[name].interval.ratio:.2f}" for name in ("copy", "explain", "short")]
 
     text = readme()
     assert "{}, {} and {} at one user".format(*line(1)) in text and "{}, {} and {} at 8,".format(*line(8)) in text
     for load in (1, 8):
         both = [[RESULTS / "varied" / f"{n}-{mode}-c{load}" for n in (1, 2)] for mode in ("baseline", "ngram")]
-        assert compare(both[0], both[1], Options(accept_floor=True))["verdict"]["timing"] == "no clear difference"
+        assert compare(both[0], both[1], Options(accept_floor=True)).verdict.timing is Timing.NO_DIFFERENCE
 
 
 def test_more_drafts_are_told_as_measured() -> None:
     base = folders("baseline", 1, "08")
     found = [
-        compare(base, [RESULTS / name], Options())["metrics"]["e2el"]["families"]
+        compare(base, [RESULTS / name], Options()).metrics["e2el"].families
         for name in ("k/3-ngram-c1", "07-ngram-c1", "k/8-ngram-c1")
     ]
     copying, explaining = (
-        [f"{one[family]['interval']['ratio']:.2f}" for one in found] for family in ("copy", "explain")
+        [f"{one[family].interval.ratio:.2f}" for one in found] for family in ("copy", "explain")
     )
     text = readme()
     assert "k = 3, 5 and 8 copying takes {}, {} and {} of its time".format(*copying) in text
@@ -232,18 +235,18 @@ def test_the_capture_trap_in_the_docs_is_recomputed() -> None:
         [trap / "01-baseline-c8", trap / "04-baseline-c8"], [trap / "02-ngram-c8", trap / "03-ngram-c8"],
         Options(accept_floor=True),
     )  # fmt: skip
-    assert found["verdict"]["verdict"] == "suspect: capture size"
+    assert found.verdict.verdict is Word.SUSPECT and found.verdict.gates == ["capture size"]
 
-    capped, ours = found["metrics"]["e2el"], compared(8)["metrics"]["e2el"]
+    capped, ours = found.metrics["e2el"], compared(8).metrics["e2el"]
     said = re.sub(r"\s+", " ", text)
-    point, _, interval = ratio(capped["overall"]).partition(" (")
+    point, _, interval = ratio(capped.overall).partition(" (")
     whole = (
-        f"takes {point} times as long as baseline overall (95% interval {interval}, with ours {ratio(ours['overall'])}"
+        f"takes {point} times as long as baseline overall (95% interval {interval}, with ours {ratio(ours.overall)}"
     )
     assert whole in said
     for family, words in (("explain", "explanations {}"), ("copy", "copying {}")):
-        assert f"{words.format(ratio(capped['families'][family]))} instead of {ratio(ours['families'][family])}" in said
+        assert f"{words.format(ratio(capped.families[family]))} instead of {ratio(ours.families[family])}" in said
     assert f"takes {point} times as long overall at 8 users ({interval}" in readme()
-    assert f"explanations {ratio(capped['families']['explain']).replace(' ', ' times ')}" in readme()
-    copied = capped["cases"]["copy-1"]["ratio"], ours["cases"]["copy-1"]["ratio"]
+    assert f"explanations {ratio(capped.families['explain']).replace(' ', ' times ')}" in readme()
+    copied = capped.cases["copy-1"].ratio, ours.cases["copy-1"].ratio
     assert "`copy-1` still takes {:.2f} of the time, instead of {:.2f}".format(*copied) in said

@@ -1,96 +1,111 @@
-"""The whole comparison: outputs, ratios, gates and warnings of two sides, put together as the JSON that is written.
+"""The whole comparison: outputs, ratios, gates, verdict and warnings of two sides, put together as format.Comparison.
 
 `compare` is what the doors call. docs/comparison.md describes the result.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Literal
 
-import msgspec
 import numpy as np
 
 from specbench import UserError
-from specbench.comparison.equality import (
-    IDENTICAL,
-    TOO_FEW,
-    WITHIN,
+from specbench.comparison.advice import Plan, plan_of
+from specbench.comparison.divergence import divergence
+from specbench.comparison.equality import IDENTICAL, WITHIN, compare_outputs, judge_cases
+from specbench.comparison.estimates import estimate
+from specbench.comparison.format import (
+    FORMAT,
+    CaseOutputs,
+    CasePasses,
+    CaseTimes,
+    Comparison,
+    Deployment,
     Equality,
-    compare_outputs,
-    first_divergence,
-    judge_cases,
-    pass_rates,
+    Expect,
+    Gate,
+    Likeness,
+    Line,
+    Metric,
+    SideRecord,
+    Throughput,
 )
-from specbench.comparison.estimates import Line, LogTimes, estimate
 from specbench.comparison.gates import check_gates
+from specbench.comparison.intervals import Earlier
 from specbench.comparison.pairing import Pair, pair
+from specbench.comparison.permutation import pass_rates
 from specbench.comparison.sides import METRICS, Floats, Ints, Run
-from specbench.comparison.verdict import verdict
+from specbench.comparison.spread import log_times, read_spreads
+from specbench.comparison.verdict import conclude, line_verdict
 from specbench.record.format import ClientRecord
 from specbench.record.provenance import tool
 from specbench.words import some
 from specbench.workload.judging import judge_for
 
-FORMAT = 1
 DIVERGENCES = 1_000  # cases whose first divergence is kept, in inventory order: nobody reads more
-_AROUND = 60  # characters of a continuation that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller decided before looking. `mix`: family -> weight, summing to 1. `primary`: overall or a family."""
+    """What the caller decided before looking.
+
+    `mix`: family -> weight, summing to 1. `primary`: overall or a family. `spread_from`: folders of earlier experiments
+    whose deployments spread as these do, as the caller declares.
+    """
 
     mix: Mapping[str, float] | None = None
     primary: str = "overall"
     accept_floor: bool = False
     allow_same_mode: bool = False
+    spread_from: tuple[Path, ...] = ()
 
 
-def compare(bases: Sequence[Path], candidates: Sequence[Path], options: Options = Options()) -> dict[str, Any]:
+def compare(bases: Sequence[Path], candidates: Sequence[Path], options: Options = Options()) -> Comparison:
     """The whole comparison as docs/comparison.md describes it. Raises UserError for input that does not pair."""
     return assess(pair(bases, candidates, options.allow_same_mode), options)
 
 
-def assess(pair: Pair, options: Options) -> dict[str, Any]:
-    """Equality, ratios, gates and verdicts of two sides that pair."""
+def assess(pair: Pair, options: Options) -> Comparison:
+    """Outputs, ratios, gates and verdicts of two sides that pair."""
     _check_options(pair, options)
-    equality, warnings = _equality(pair, options.accept_floor)
+    spreads = read_spreads(options.spread_from, pair, options.mix)
+    equality, found = _equality(pair, options.accept_floor)
     gates = check_gates(pair)
-    fired = [gate.name for gate in gates if gate.state == "fired"]
+    fired = [gate for gate in gates if gate.state == "fired"]
     # Families whose outputs do not pass have no verdict; one after the other, for a metric of 100,000 cases is large.
-    failing = {case["family"] for case in equality["cases"].values() if not case["passes"]}
-    metrics = {metric: _metric(pair, metric, options, failing, fired) for metric in METRICS}
-    primary = next(line for line in lines(metrics["e2el"]) if line["primary"])
-    weights = _request_weights(pair, options)
-    return {
-        "format": FORMAT,
-        "tool": tool(),
-        "base": {"mode": pair.bases[0].mode, "directories": [run.name for run in pair.bases]},
-        "candidate": {"mode": pair.candidates[0].mode, "directories": [run.name for run in pair.candidates]},
-        "concurrency": pair.concurrency,
-        "repeats": pair.repeats,
-        "cases": len(pair.cases),
-        "requests": len(pair.case),
-        "exit_code": 0 if equality["equal"] and not fired else 1,
-        "verdict": {
-            "line": primary["name"],
-            "mix": dict(options.mix) if options.mix else None,
-            "verdict": primary["verdict"],
-            "timing": primary["timing"],
-            "why": primary["why"],
-        },
-        "order": [run.side for run in pair.deployments],
-        "deployments": [_deployment(run, weights) for run in pair.deployments],
-        "metrics": metrics,
-        "throughput": _throughput(pair),
-        "equality": equality,
-        "expect": _expect(pair),
-        "gates": msgspec.to_builtins(gates),
-        "warnings": _warnings(pair, metrics, equality["cases"], warnings),
+    failing = {case.family for case in equality.cases.values() if not case.passes}
+    plan = plan_of(pair.runs)
+    metrics = {
+        metric: _metric(pair, metric, options, plan, spreads.get(metric), failing, fired) for metric in METRICS
     }
+    e2el = metrics["e2el"]
+    primary = next(line for line in [e2el.overall, *e2el.families.values()] if line.primary)
+    weights = _request_weights(pair, options)
+    modes = pair.bases[0].mode, pair.candidates[0].mode
+    return Comparison(
+        format=FORMAT,
+        tool=tool(),
+        base=SideRecord(modes[0], [run.name for run in pair.bases]),
+        candidate=SideRecord(modes[1], [run.name for run in pair.candidates]),
+        concurrency=pair.concurrency,
+        repeats=pair.repeats,
+        cases=len(pair.cases),
+        requests=len(pair.cases) * pair.repeats,
+        exit_code=0 if equality.equal and not fired else 1,
+        verdict=conclude(primary, e2el.families, options.mix, modes, fired, equality),
+        order=list(pair.order),
+        deployments=[_deployment(run, weights) for run in pair.runs],
+        metrics=metrics,
+        throughput=_throughput(pair),
+        equality=equality,
+        expect=_expect(pair),
+        gates=gates,
+        spread_from=[str(folder) for folder in options.spread_from],
+        warnings=_warnings(pair, metrics, equality.cases, found),
+    )
 
 
 def _check_options(pair: Pair, options: Options) -> None:
@@ -100,183 +115,137 @@ def _check_options(pair: Pair, options: Options) -> None:
             raise UserError(f"--mix names the family {family!r}, which the inventory lacks; it has {known}")
     if options.primary != "overall" and options.primary not in pair.families:
         raise UserError(f"--primary is {options.primary!r}; name overall or one of {known}")
+    if options.spread_from and len(pair.bases) == 1:
+        raise UserError(
+            "--spread-from narrows an interval over deployments, and here is one of each mode; name another pair with "
+            "--and"
+        )
 
 
-def _log_times(pair: Pair, metric: str) -> LogTimes:
-    return LogTimes(
-        base=np.log(np.stack([run.times[metric] for run in pair.bases])),
-        candidate=np.log(np.stack([run.times[metric] for run in pair.candidates])),
-        case=pair.case,
-        family=pair.family,
-        families=pair.families,
-        order=tuple(run.side for run in pair.deployments),
-    )
+# ---- outputs
 
 
-def positions(pair: Pair) -> Ints:
-    """[cases, repeats]: where each request of a case lies in the schedule."""
-    return np.lexsort((pair.bases[0].shape[:, 1], pair.case)).reshape(len(pair.cases), pair.repeats)
-
-
-def _equality(pair: Pair, accept_floor: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _equality(pair: Pair, accept_floor: bool) -> tuple[Equality, tuple[str, ...]]:
     """Output equality as the JSON holds it, and warnings."""
-    places = positions(pair)
-    compared, judged_of = [], []
-    for case, at in zip(pair.cases, places, strict=True):
-        what, base, candidate = _case_outputs(pair, at)
+    compared, counted = [], []
+    for case, places in zip(pair.cases, pair.places, strict=True):
+        what, base, candidate = _case_outputs(pair, places)
         compared.append(what)
-        judged_of.append(compare_outputs(case.id, base, candidate))
-    equality = judge_cases(judged_of)
-    tokens = [np.mean([run.tokens[places] for run in side], axis=(0, 2)) for side in (pair.bases, pair.candidates)]
+        counted.append(compare_outputs(case.id, base, candidate))
+    judged = judge_cases(counted)
+    tokens = [np.mean([run.tokens[pair.places] for run in side], axis=(0, 2)) for side in (pair.bases, pair.candidates)]
     finish_counts: dict[tuple[str, ...], dict[str, int]] = {}  # few are distinct, so cases share them
 
-    def finish(side: Sequence[Run], at: Ints) -> dict[str, int]:
-        reasons = tuple(sorted(str(run.finish[position]) for run in side for position in at.tolist()))
+    def finish(side: Sequence[Run], places: Ints) -> dict[str, int]:
+        reasons = tuple(sorted(str(run.finish[place]) for run in side for place in places.tolist()))
         return finish_counts.setdefault(reasons, dict(Counter(reasons)))
 
-    cases: dict[str, dict[str, Any]] = {}
-    pooled = pair.repeats == 1 and len(pair.bases) > 1
+    cases: dict[str, CaseOutputs] = {}
+    accepted = {IDENTICAL, WITHIN} if accept_floor else {IDENTICAL}
     shown = 0
-    for number, (judged, at) in enumerate(zip(equality.cases, places, strict=True)):
-        numbers = judged.equality
-        detailed = judged.verdict != IDENTICAL and shown < DIVERGENCES
+    for number, (known, places) in enumerate(zip(judged.cases, pair.places, strict=True)):
+        counts = known.equality
+        detailed = known.verdict is not IDENTICAL and shown < DIVERGENCES
         shown += detailed
-        cases[judged.case] = {
-            "family": pair.cases[number].family,
-            "verdict": judged.verdict,
-            "passes": _passes(judged.verdict, equality, accept_floor, pooled),
-            "p": judged.p,
-            "reason": judged.reason,
-            "compared": compared[number],
-            "distinct_base": numbers.distinct_base,
-            "distinct_candidate": numbers.distinct_candidate,
-            "shared": numbers.shared,
-            "within_base": numbers.within_base,
-            "between": numbers.between,
-            "tokens_base": float(tokens[0][number]),
-            "tokens_candidate": float(tokens[1][number]),
-            "finish_base": finish(pair.bases, at),
-            "finish_candidate": finish(pair.candidates, at),
-            "divergence": divergence(pair, at, compared[number]) if detailed else None,
-        }
-    section = {
-        "equal": all(case["passes"] for case in cases.values()),
-        "accept_floor": accept_floor,
-        "verdict": equality.verdict,
-        "sentence": equality.sentence,
-        "assumption": equality.assumption,
-        "combined_p": equality.combined_p,
-        "base_p": equality.base_p,
-        "floor": equality.floor,
-        "between": equality.between,
-        "counts": dict(Counter(case["verdict"] for case in cases.values())),
-        "cases": cases,
-    }
-    return section, equality.warnings
+        cases[known.case] = CaseOutputs(
+            family=pair.cases[number].family,
+            verdict=known.verdict,
+            passes=known.verdict in accepted,
+            p=known.p,
+            reason=known.reason,
+            compared=compared[number],
+            distinct_base=counts.distinct_base,
+            distinct_candidate=counts.distinct_candidate,
+            shared=counts.shared,
+            within_base=counts.within_base,
+            between=counts.between,
+            tokens_base=float(tokens[0][number]),
+            tokens_candidate=float(tokens[1][number]),
+            finish_base=finish(pair.bases, places),
+            finish_candidate=finish(pair.candidates, places),
+            divergence=divergence(pair, places, compared[number]) if detailed else None,
+        )
+    words = Counter(case.verdict for case in judged.cases)
+    equality = Equality(
+        equal=all(case.passes for case in cases.values()),
+        accept_floor=accept_floor,
+        verdict=judged.verdict,
+        sentence=judged.sentence,
+        assumption=judged.assumption,
+        combined_p=judged.combined_p,
+        base_p=judged.base_p,
+        floor=judged.floor,
+        between=judged.between,
+        new=judged.new,
+        least_change=judged.least_change,
+        counts={word.value: words[word] for word in Likeness if words[word]},
+        cases=cases,
+    )
+    return equality, judged.warnings
 
 
-def _case_outputs(pair: Pair, at: Ints) -> tuple[str, list[list[Any]], list[list[Any]]]:
-    """What is compared, and the outputs per deployment and repeat: token ids where all have them, else text."""
-    sides = [[run.output[at].tolist() for run in side] for side in (pair.bases, pair.candidates)]
-    what, output = "token ids", cast(Callable[[int], Any], pair.outputs.packed_ids)
-    if any(output(number) is None for side in sides for run in side for number in run):
-        what, output = "text", pair.outputs.text
-    base, candidate = ([[output(number) for number in run] for run in side] for side in sides)
-    return what, base, candidate
+_Answers = Sequence[Sequence[Hashable]]  # by deployment and repeat
 
 
-def _passes(verdict: str, equality: Equality, accept_floor: bool, pooled: bool) -> bool:
-    """Whether a case passes: identical, or, with --accept-floor, within the floor.
-
-    `pooled`: one repeat and several deployments a side, where no case can be told alone; it passes when all cases
-    together are within the floor.
-    """
-    if verdict == IDENTICAL or not accept_floor:
-        return verdict == IDENTICAL
-    if verdict == TOO_FEW and pooled:
-        return equality.verdict == WITHIN
-    # A word over all cases that no single case has was found by all of them together: it speaks of each.
-    together = equality.verdict != WITHIN and all(case.verdict != equality.verdict for case in equality.cases)
-    return verdict == WITHIN and not together
+def _case_outputs(pair: Pair, places: Ints) -> tuple[Literal["token ids", "text"], _Answers, _Answers]:
+    """What is compared, and the outputs of both sides: token ids where all have them, else text."""
+    base, candidate = ([run.output[places].tolist() for run in side] for side in (pair.bases, pair.candidates))
+    what: Literal["token ids", "text"] = "token ids"
+    answer: Callable[[int], Hashable] = pair.outputs.packed_ids
+    if any(answer(number) is None for run in (*base, *candidate) for number in run):
+        what, answer = "text", pair.outputs.text
+    one, other = ([[answer(number) for number in run] for run in side] for side in (base, candidate))
+    return what, one, other
 
 
-def divergence(pair: Pair, at: Ints, compared: str) -> dict[str, Any] | None:
-    """Where the base's commonest output and the candidate's commonest other one part; None if it gave no other."""
-    base = output_counts(pair.bases, at).most_common(1)[0][0]
-    ranked = output_counts(pair.candidates, at).most_common()
-    other = next((number for number, _ in ranked if number != base), None)
-    if other is None:
-        return None
-    texts = first_divergence(pair.outputs.text(base), pair.outputs.text(other), around=_AROUND)
-    ids = None
-    if compared == "token ids":
-        ids = first_divergence(pair.outputs.token_ids(base), pair.outputs.token_ids(other))
-    return {
-        "token": ids.index if ids else None,
-        "character": texts.index if texts else None,
-        "before": "".join(map(str, texts.before)) if texts else None,
-        "base": "".join(map(str, texts.base)) if texts else None,
-        "candidate": "".join(map(str, texts.candidate)) if texts else None,
-    }
-
-
-def output_counts(side: Iterable[Run], at: Ints) -> Counter[int]:
-    return Counter(number for run in side for number in run.output[at].tolist())
+# ---- times
 
 
 def _metric(
-    pair: Pair, metric: str, options: Options, failing: Collection[str], fired: Sequence[str]
-) -> dict[str, Any]:
-    """One metric as the JSON holds it; only E2EL has verdicts. `failing`: families whose outputs do not pass."""
-    estimates = estimate(_log_times(pair, metric), options.mix, options.primary)
+    pair: Pair,
+    metric: str,
+    options: Options,
+    plan: Plan | None,
+    spreads: Mapping[str, Earlier] | None,
+    failing: Collection[str],
+    fired: Sequence[Gate],
+) -> Metric:
+    """One metric; only E2EL has verdicts and advice. `failing`: families whose outputs do not pass."""
+    judged = metric == "e2el"
+    estimates = estimate(log_times(pair, metric), options.mix, options.primary, plan if judged else None, spreads)
 
-    def line(line: Line, passes: bool, of: Ints) -> dict[str, Any]:
-        values: dict[str, Any] = msgspec.to_builtins(line)
-        values["timing"] = values.pop("verdict")
-        values["verdict"] = verdict(values["timing"], passes, fired)
-        if metric != "e2el":
-            values["timing"] = values["verdict"] = None
-        base, candidate = (float(medians[0]) for medians in _medians(pair, metric, of.reshape(1, -1)))
-        return values | {"base_median_s": _known(base), "candidate_median_s": _known(candidate)}
+    def finished(line: Line, passes: bool, places: Ints) -> Line:
+        line.verdict = line_verdict(line.timing, passes, fired) if judged else None
+        line.timing = line.timing if judged else None
+        medians = (float(values[0]) for values in _medians(pair, metric, places.reshape(1, -1)))
+        line.base_median_s, line.candidate_median_s = (_known(median) for median in medians)
+        return line
 
-    places = positions(pair)
     families = {
-        estimated.name: line(estimated, estimated.name not in failing, places[pair.family == number])
-        for number, estimated in enumerate(estimates.families)
+        line.name: finished(line, line.name not in failing, pair.places[pair.family == number])
+        for number, line in enumerate(estimates.families)
     }
-    base, candidate = (medians.tolist() for medians in _medians(pair, metric, places))
     weighed = set(pair.families if options.mix is None else (name for name, w in options.mix.items() if w > 0))
-    return {
-        "overall": line(estimates.overall, weighed.isdisjoint(failing), places),
-        "families": families,
-        "cases": {
-            case.id: {
-                "ratio": summary.ratio,
-                "low": summary.low,
-                "high": summary.high,
-                "reason": summary.reason,
-                "base_median_s": _known(base[number]),
-                "candidate_median_s": _known(candidate[number]),
-            }
-            for number, (case, summary) in enumerate(zip(pair.cases, estimates.cases, strict=True))
-        },
-        "cases_assumption": estimates.cases[0].assumption,
-        "requests": estimates.requests,
-        "effective": estimates.effective,
-        "warnings": list(estimates.warnings),
+    ratios = estimates.cases.tolist()
+    base, candidate = (medians.tolist() for medians in _medians(pair, metric, pair.places))
+    cases = {
+        case.id: CaseTimes(_known(ratio), _known(one), _known(other))
+        for case, ratio, one, other in zip(pair.cases, ratios, base, candidate, strict=True)
     }
+    overall = finished(estimates.overall, weighed.isdisjoint(failing), pair.places)
+    return Metric(overall, families, cases, estimates.requests, list(estimates.warnings))
 
 
-def _medians(pair: Pair, metric: str, positions: Ints) -> tuple[Floats, Floats]:
-    """Per row of positions the medians of both sides, over every request that has a value, as jq gives them."""
-    return _row_medians(pair.bases, metric, positions), _row_medians(pair.candidates, metric, positions)
+def _medians(pair: Pair, metric: str, places: Ints) -> tuple[Floats, Floats]:
+    """Per row of places the medians of both sides, over every request that has a value, as jq gives them."""
+    return _row_medians(pair.bases, metric, places), _row_medians(pair.candidates, metric, places)
 
 
-def _row_medians(side: Sequence[Run], metric: str, positions: Ints) -> Floats:
-    values = np.sort(np.concatenate([run.times[metric][positions] for run in side], axis=1), axis=1)  # NaN last
-    count = (~np.isnan(values)).sum(axis=1)
+def _row_medians(side: Sequence[Run], metric: str, places: Ints) -> Floats:
+    values = np.sort(np.concatenate([run.times[metric][places] for run in side], axis=1), axis=1)  # NaN last
+    counts = (~np.isnan(values)).sum(axis=1)
     rows = np.arange(len(values))
-    return np.asarray((values[rows, np.maximum(count - 1, 0) // 2] + values[rows, count // 2]) / 2)
+    return np.asarray((values[rows, np.maximum(counts - 1, 0) // 2] + values[rows, counts // 2]) / 2)
 
 
 def _known(value: float) -> float | None:
@@ -286,76 +255,72 @@ def _known(value: float) -> float | None:
 def _request_weights(pair: Pair, options: Options) -> Floats:
     """[requests] What each weighs in the primary line; every case of a family weighs the same."""
     mix = {options.primary: 1.0} if options.primary != "overall" else options.mix
+    family = np.repeat(pair.family, pair.repeats)
     if mix is None:
-        return np.full(len(pair.case), 1 / len(pair.case))
+        return np.full(len(family), 1 / len(family))
     share = np.array([mix.get(name, 0.0) for name in pair.families])
-    family = pair.family[pair.case]
     weights = share[family] / np.bincount(family, minlength=len(share))[family]
     return np.asarray(weights / weights.sum())
 
 
-def _deployment(run: Run, weights: Floats) -> dict[str, Any]:
-    """One deployment; `e2el_s` is the primary line's geometric mean, which the verdict over deployments rests on."""
-    return {
-        "directory": run.name,
-        "side": run.side,
-        "mode": run.mode,
-        "mode_verified": run.manifest.mode_verified,
-        "service_run": run.manifest.service_run,
-        "started": run.manifest.started,
-        "ended": run.manifest.ended,
-        "e2el_s": float(np.exp(np.log(run.times["e2el"]) @ weights)),
-        "tokens_per_s": run.summary.throughput.tokens_per_s,
-        "warnings": run.summary.warnings,
-    }
+def _deployment(run: Run, weights: Floats) -> Deployment:
+    return Deployment(
+        directory=run.name,
+        side=run.side,
+        mode=run.mode,
+        mode_verified=run.manifest.mode_verified,
+        service_run=run.manifest.service_run,
+        started=run.manifest.started,
+        ended=run.manifest.ended,
+        e2el_s=float(np.exp(np.log(run.times["e2el"]) @ weights)),
+        tokens_per_s=run.summary.throughput.tokens_per_s,
+        warnings=run.summary.warnings,
+    )
 
 
-def _throughput(pair: Pair) -> dict[str, float | None]:
-    """Mean tokens/s of a side's deployments; it has no interval: one number a deployment is too few."""
+def _throughput(pair: Pair) -> Throughput:
     means: list[float | None] = []
     for side in (pair.bases, pair.candidates):
-        values = [run.summary.throughput.tokens_per_s for run in side]
-        known = [value for value in values if value is not None]
-        means.append(float(np.mean(known)) if len(known) == len(values) else None)
+        rates = [run.summary.throughput.tokens_per_s for run in side]
+        known = [rate for rate in rates if rate is not None]
+        means.append(float(np.mean(known)) if len(known) == len(rates) else None)
     base, candidate = means
-    ratio = candidate / base if base and candidate is not None else None
-    return {"base_tokens_per_s": base, "candidate_tokens_per_s": candidate, "ratio": ratio}
+    return Throughput(base, candidate, candidate / base if base and candidate is not None else None)
 
 
-def _expect(pair: Pair) -> dict[str, Any] | None:
+def _expect(pair: Pair) -> Expect | None:
     """Pass rates of the cases that say what a right answer matches; the k-th deployments of both sides are paired."""
     judges = {number: judge for number, case in enumerate(pair.cases) if (judge := judge_for(case.expect))}
     if not judges:
         return None
-    checked = [position for position, case in enumerate(pair.case.tolist()) if case in judges]
+    checked = [(case, place) for case in judges for place in pair.places[case].tolist()]
     known: dict[tuple[int, int], bool] = {}
 
     def passed(side: Iterable[Run]) -> list[bool]:
         flags = []
         for run in side:
-            for position in checked:
-                key = int(pair.case[position]), int(run.output[position])
+            for case, place in checked:
+                key = case, int(run.output[place])
                 if key not in known:
-                    known[key] = judges[key[0]](pair.outputs.text(key[1]))
+                    known[key] = judges[case](pair.outputs.text(key[1]))
                 flags.append(known[key])
         return flags
 
     base, candidate = passed(pair.bases), passed(pair.candidates)
-    ids = [pair.cases[int(pair.case[position])].id for position in checked] * len(pair.bases)
-    cases: dict[str, dict[str, int]] = {}
-    for case, one, two in zip(ids, base, candidate, strict=True):
-        counts = cases.setdefault(case, {"checked": 0, "base_passed": 0, "candidate_passed": 0})
-        counts["checked"] += 1
-        counts["base_passed"] += one
-        counts["candidate_passed"] += two
-    return {**msgspec.to_builtins(pass_rates(base, candidate)), "cases": cases}
+    expect = pass_rates(base, candidate)
+    for (case, _), one, two in zip(checked * len(pair.bases), base, candidate, strict=True):
+        counts = expect.cases.setdefault(pair.cases[case].id, CasePasses(0, 0, 0))
+        counts.checked += 1
+        counts.base_passed += one
+        counts.candidate_passed += two
+    return expect
 
 
 # ---- warnings
 
 
 def _warnings(
-    pair: Pair, metrics: Mapping[str, Any], cases: Mapping[str, Mapping[str, Any]], of_equality: Sequence[str]
+    pair: Pair, metrics: Mapping[str, Metric], cases: Mapping[str, CaseOutputs], about_outputs: Sequence[str]
 ) -> list[str]:
     """Sentences about what a reader must know and no gate decides; each once."""
     base, candidate = pair.bases[0], pair.candidates[0]
@@ -364,34 +329,39 @@ def _warnings(
         found.append("Base is ngram and candidate is baseline: were they exchanged? Ratios read baseline/ngram here.")
     if base.mode == candidate.mode:
         found.append(f"Both sides are {base.mode}: this measures how far a mode is from itself.")
-    unverified = [run.name for run in pair.deployments if run.manifest.mode_verified.get("how") == "not verified"]
+    unverified = [run.name for run in pair.runs if run.manifest.mode_verified.get("how") == "not verified"]
     if unverified:
         found.append(f"The server did not confirm the mode of {some(unverified)}: it is what --mode said.")
-    if any(run.launched.revision == "unpinned" for run in pair.deployments):
+    if any(run.launched.revision == "unpinned" for run in pair.runs):
         found.append("The model's revision is not pinned: the two sides may not have run the same weights.")
+    if len(pair.bases) > 1 and len({run.manifest.schedule.sha256 for run in pair.bases}) == 1 and len(pair.cases) > 1:
+        found.append(
+            "All deployments sent their requests in one order, which is in the intervals of single families: give each "
+            "pair another --seed (experiment.py does)."
+        )
     for key in sorted(ClientRecord.__struct_fields__):
-        if any(getattr(run.manifest.client, key) != getattr(base.manifest.client, key) for run in pair.deployments):
+        if any(getattr(run.manifest.client, key) != getattr(base.manifest.client, key) for run in pair.runs):
             found.append(f"The client differs between directories in {key}: measure both modes from one client.")
-    found += [f"{metric.upper()}: {warning}" for metric, of in metrics.items() for warning in of["warnings"]]
-    statements = [line[name] for line in lines(metrics["e2el"]) for name in ("interval", "prompts")]
-    found += [warning for statement in statements for warning in statement["warnings"]]
-    found += of_equality
-    for side, other in (("candidate", "base"), ("base", "candidate")):
+    found += [f"{name.upper()}: {warning}" for name, metric in metrics.items() for warning in metric.warnings]
+    intervals = [interval for line in metrics["e2el"].lines for interval in (line.interval, line.prompts)]
+    found += [warning for interval in intervals for warning in interval.warnings]
+    found += about_outputs
+    return list(dict.fromkeys([*found, *_length_warnings(cases)]))
+
+
+def _length_warnings(cases: Mapping[str, CaseOutputs]) -> list[str]:
+    """Answers that are shorter on one side, or that ended for another reason."""
+    found = []
+    change = {name: (case.tokens_base, case.tokens_candidate) for name, case in cases.items()}
+    for side, sign in (("candidate", 1), ("base", -1)):
         shorter = [
-            f"{case} ({of['tokens_base']:.4g} → {of['tokens_candidate']:.4g} tokens)"
-            for case, of in cases.items()
-            if of[f"tokens_{side}"] < of[f"tokens_{other}"]
+            f"{name} ({base:.4g} → {candidate:.4g} tokens)"
+            for name, (base, candidate) in change.items()
+            if sign * (base - candidate) > 0
         ]
         if shorter:
             found.append(f"The {side} answered shorter, and shorter output is not faster work: {some(shorter)}.")
-    finished = [case for case, of in cases.items() if of["finish_base"].keys() != of["finish_candidate"].keys()]
+    finished = [name for name, case in cases.items() if case.finish_base.keys() != case.finish_candidate.keys()]
     if finished:
         found.append(f"The reason why an answer ended changed between the sides: {some(finished)}.")
-    return list(dict.fromkeys(found))
-
-
-def lines(metric: Mapping[str, Any]) -> list[Any]:
-    """Families, then overall; overall alone where it says the same."""
-    families = list(metric["families"].values())
-    alone = len(families) == 1 and not families[0]["primary"]
-    return [*([] if alone else families), metric["overall"]]
+    return found

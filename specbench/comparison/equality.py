@@ -1,8 +1,8 @@
 """Do two modes give the same outputs, judged against how often the baseline differs from itself?
 
-compare.py calls `compare_outputs` once per case, then `judge_cases` once over all cases (the corrections for many
-cases live there), `first_divergence` for the cases it shows, and `pass_rates` for `expect`. An output is any hashable:
-a tuple of token ids where both sides have them, else the text. Formulas, limits and calibration: docs/statistics.md.
+assessment.py calls `compare_outputs` once per case, then `judge_cases` once over all cases, where the corrections for
+many cases are made. An output is any hashable: a tuple of token ids where both sides have them, else the text.
+Formulas, limits and calibration: docs/statistics.md, section 4.
 """
 
 from __future__ import annotations
@@ -10,33 +10,35 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from specbench.comparison.permutation import ScoreTest, combined_p, holm_tarone, mcnemar, score, score_test
+from specbench.comparison.format import Likeness
+from specbench.comparison.permutation import ScoreTest, combined_p, holm_tarone, score, score_test, tarone
+from specbench.words import count, some
 
-IDENTICAL = "identical"
-WITHIN = "within the baseline's own variation"
-DIFFERENT = "different"
-BASE_DIFFERS = "the baseline differs from itself between deployments"
-TOO_FEW = "differs, too few repeats to tell"
-NO_FLOOR = "floor not measured"
-
+IDENTICAL, WITHIN, CHANGED, CANNOT_TELL = Likeness
 RULE_REPEATS = 4  # fewer, and "one output against only others" is chance too often (3.3% per varying case at 3)
+MOST_NEW = 0.10  # of the candidate's answers to a case that no test can judge alone
+POWER = 0.8
+_MOST_REPEATS = 500  # beyond this a plan is no plan
 
 
 @dataclass(frozen=True, slots=True)
 class CaseEquality:
     """One case, before any correction for the number of cases.
 
-    `distinct_*`: number of distinct outputs over all deployments of the side. `within_base` (the noise floor) and
-    `between`: the share of pairs of outputs that differ, base/base and base/candidate; `within_base` is None with one
-    base output. `test`: base against candidate, None when either side has too few outputs. `base_tests`: base
-    deployments against each other, both ways (empty with one deployment or one repeat). `exchanged`: the score after
-    exchanging one base deployment for one candidate deployment, every way (empty with one deployment of a side).
+    `deployments`: of the base. `distinct_*`: number of distinct outputs over all deployments of the side.
+    `within_base` (the noise floor) and `between`: the share of pairs of outputs that differ, base/base and
+    base/candidate; `within_base` is None with one base output. `test`: base against candidate, None when either side
+    has too few outputs. `base_tests`: base deployments against each other, both ways (empty with one deployment or one
+    repeat). `exchanged`: the score after exchanging one base deployment for one candidate deployment, every way (empty
+    with one deployment of a side). `new`: answers of the candidate with an output that the base never gave. `rare`:
+    outputs that the base gave once.
     """
 
     case: str
+    deployments: int
     repeats_base: int
     repeats_candidate: int
     distinct_base: int
@@ -47,65 +49,47 @@ class CaseEquality:
     test: ScoreTest | None
     base_tests: tuple[ScoreTest, ...]
     exchanged: tuple[int, ...]
+    new: int
+    rare: int
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """`verdict` is one of the six words above; `p` is corrected for the number of cases (None: no test could reject);
-    `reason` is one sentence with the numbers behind the verdict and, where it helps, what would settle it."""
+    """`p` is corrected for the number of cases (None: no test could reject); `reason` is one sentence with the numbers
+    behind the verdict. `tested`: the case was judged alone, not only together with the others."""
 
     case: str
-    verdict: str
+    verdict: Likeness
     p: float | None
     reason: str
+    tested: bool
     equality: CaseEquality
 
 
 @dataclass(frozen=True, slots=True)
-class Equality:
+class Judged:
     """All cases of one comparison.
 
-    `verdict`: the six words again, over all cases together; where no case has it alone it speaks of each, and
-    `--accept-floor` passes no case then, unless it is `within …`.
-    `combined_p`: did this run's outputs change at all (exact or seeded Monte Carlo);
-    `base_p`: the same for base against base (None with one base deployment or one repeat). `floor`, `between`: mean
-    shares of differing pairs. `sentence` says it for a reader; `assumption` is printed under it.
+    `combined_p`: did outputs change at all (exact or seeded Monte Carlo); `base_p`: the same for base against base
+    (None with one base deployment or one repeat). `floor`, `between`: mean shares of differing pairs. `new`: the share
+    of the candidate's requests whose output the base never gave. `least_change`: see the function. `sentence` says it
+    for a reader; `assumption` is printed under it.
     """
 
-    verdict: str
+    verdict: Likeness
     sentence: str
     assumption: str
     combined_p: float | None
     base_p: float | None
     floor: float | None
     between: float
+    new: float
+    least_change: float | None
     cases: tuple[JudgedCase, ...]
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first place where two outputs part: `index` (in tokens or characters, as given), what both share just
-    before, and both continuations (empty when that side ended there)."""
-
-    index: int
-    before: Sequence[Hashable]
-    base: Sequence[Hashable]
-    candidate: Sequence[Hashable]
-
-
-@dataclass(frozen=True, slots=True)
-class PassRates:
-    """`expect` pass rates paired by (case, repeat). `p` is exact McNemar over the discordant pairs, None when there
-    are too few of them to reject at 5% (`reason` says so)."""
-
-    pairs: int
-    base_passed: int
-    candidate_passed: int
-    only_base: int
-    only_candidate: int
-    p: float | None
-    reason: str | None
+# ---- one case
 
 
 def _counts(outputs: Sequence[Hashable], order: Sequence[Hashable]) -> list[int]:
@@ -146,12 +130,14 @@ def _alike(case: str, n_a: int, n_b: int, base_deployments: int, candidate_deplo
     """A case with one output everywhere: its score is 0 whatever the labels."""
     several = min(base_deployments, candidate_deployments) > 1
     return CaseEquality(
-        *(case, n_a, n_b, 1, 1, 1),
+        *(case, base_deployments, n_a, n_b, 1, 1, 1),
         within_base=0.0 if n_a > 1 else None,
         between=0.0,
         test=ScoreTest(0, 1.0, 1.0, {0: 1.0}) if n_a > 1 else None,
         base_tests=(),
         exchanged=(0,) * (base_deployments * candidate_deployments) if several else (),
+        new=0,
+        rare=0,
     )
 
 
@@ -176,6 +162,7 @@ def compare_outputs(
         within = 1 - sum(x * (x - 1) for x in a) / (n_a * (n_a - 1))
     return CaseEquality(
         case=case,
+        deployments=len(base),
         repeats_base=n_a,
         repeats_candidate=n_b,
         distinct_base=sum(x > 0 for x in a),
@@ -186,6 +173,47 @@ def compare_outputs(
         test=score_test(a, b) if n_a >= 2 else None,
         base_tests=_base_tests(base, order),
         exchanged=_exchanged(base, candidate, order),
+        new=sum(y for x, y in zip(a, b, strict=True) if not x),
+        rare=sum(x == 1 for x in a),
+    )
+
+
+# ---- all cases
+
+
+def judge_cases(cases: Sequence[CaseEquality], alpha: float = 0.05, seed: int = 0) -> Judged:
+    """Verdict per case and over all: Holm after Tarone (1990) per case and one combined test, each at alpha / 2,
+    because either may decide.
+
+    A case that no test can judge alone is judged together with the others: it is within the baseline's variation where
+    the combined test does not reject and at most MOST_NEW of the candidate's answers to it, or one, are new.
+    """
+    half = alpha / 2
+    base_rejects, base_p = _base_rejects(cases, half)
+    doubt = any(base_rejects) or (base_p is not None and base_p <= half)
+    tests = [case.test for case in cases]
+    alone = [
+        _judge(case, p, rejects, doubt, half)
+        for case, p, rejects in zip(cases, holm_tarone(tests, half), base_rejects, strict=True)
+    ]
+    combined = combined_p([test for test in tests if test is not None], half, seed)
+    judged = _judge_together(alone, combined, doubt, half)
+    able = sum(tarone([1.0 if test is None else test.p_min for test in tests], half))
+    floors = [case.within_base for case in cases if case.within_base is not None]
+    requests = sum(case.repeats_candidate for case in cases)
+    verdict, sentence = _overall(judged, combined, base_p, half, able)
+    return Judged(
+        verdict=verdict,
+        sentence=sentence,
+        assumption=_assumption(cases, base_p),
+        combined_p=combined,
+        base_p=base_p,
+        floor=math.fsum(floors) / len(floors) if floors else None,
+        between=math.fsum(case.between for case in cases) / len(cases),
+        new=sum(case.new for case in cases) / requests,
+        least_change=least_change(cases[0].repeats_base, cases[0].repeats_candidate, half / max(1, able)),
+        cases=tuple(judged),
+        warnings=_warnings(judged, alpha),
     )
 
 
@@ -217,6 +245,11 @@ def _nothing_new(case: CaseEquality, alpha: float) -> bool:
     return case.shared == case.distinct_candidate and possible <= alpha
 
 
+def _no_further(case: CaseEquality) -> bool:
+    """The candidate differs from the base no more often than the base from itself."""
+    return case.within_base is not None and case.between <= case.within_base
+
+
 def _deployments_differ_as_much(cases: Sequence[CaseEquality]) -> bool:
     """Whether some exchange of one base deployment for one candidate deployment keeps the score as high: then the
     deployments of one mode differ as much as the modes do, and no repeat of theirs can tell these apart."""
@@ -226,132 +259,191 @@ def _deployments_differ_as_much(cases: Sequence[CaseEquality]) -> bool:
 
 
 def _judge(case: CaseEquality, p: float | None, base_rejects: bool, doubt: bool, alpha: float) -> JudgedCase:
-    """`base_rejects`: base against base rejects for this case. `doubt`: it does for some case or for all together;
-    then only outputs that the base never gave make a case different."""
+    """One case alone; CANNOT_TELL where no test can reject.
+
+    `base_rejects`: base against base rejects for this case. `doubt`: it does for some case or for all together; then an
+    output that the base gave too is no sign of a change in a case whose base varies.
+    """
     seen = (
         f"{case.distinct_base} distinct in {case.repeats_base} of the base, {case.distinct_candidate} in "
         f"{case.repeats_candidate} of the candidate, {case.shared} shared"
     )
     if case.distinct_base == case.distinct_candidate == case.shared == 1:
-        verdict, reason = (
-            IDENTICAL,
-            f"one output in all {case.repeats_base + case.repeats_candidate} requests",
-        )
-    elif case.test is None:
-        verdict, reason = NO_FLOOR, f"{seen}; measure the floor with --repeats 5 or a second base deployment"
-    elif base_rejects:
-        verdict, reason = BASE_DIFFERS, f"{seen}; base deployments differ by more than their own repeats do"
-    elif p is not None and p <= alpha and doubt and case.shared:
-        verdict, reason = BASE_DIFFERS, f"{seen}; redeploying the baseline changes outputs, if not of this case alone"
-    elif p is not None and p <= alpha and _deployments_differ_as_much([case]):
-        verdict, reason = TOO_FEW, f"{seen}; deployments of one mode differ as much as the modes do, redeploy more"
-    elif p is not None and p <= alpha:
-        verdict, reason = DIFFERENT, f"{seen}; p = {p:.2g} after correction for the number of cases"
+        total = case.repeats_base + case.repeats_candidate
+        return JudgedCase(case.case, IDENTICAL, p, f"one output in all {total} requests", True, case)
+    found = p is not None and p <= alpha
+    corrected = f"p = {p:.2g} after correction for the number of cases" if p is not None else ""
+    verdict = WITHIN
+    if base_rejects:
+        why = "base deployments differ by more than their own repeats do"
+    elif found and doubt and case.shared and case.distinct_base > 1:
+        why = "the base's outputs change from deployment to deployment"
+    elif found and _deployments_differ_as_much([case]):
+        why = "deployments of one mode differ as much as the modes do"
+    elif found:
+        verdict, why = CHANGED, corrected
     elif _separated(case):
-        verdict, reason = DIFFERENT, f"{seen}; the base always gave one output and the candidate never did"
+        verdict, why = CHANGED, "the base always gave one output and the candidate never did"
     elif p is not None:
-        verdict, reason = WITHIN, f"{seen}; p = {p:.2g} after correction for the number of cases"
-    elif _nothing_new(case, alpha):
-        verdict, reason = WITHIN, f"{seen}; the candidate gave nothing that the base did not give"
+        why = corrected
+    elif case.test is not None and _no_further(case):
+        why = "the candidate differs from the base no more often than the base from itself"
+    elif case.test is not None and _nothing_new(case, alpha):
+        why = "the candidate gave nothing that the base did not give"
     else:
-        verdict = TOO_FEW
-        reason = f"{seen}; no split of these outputs could reach p = {alpha:g}, use more --repeats"
-    return JudgedCase(case.case, verdict, p, reason, case)
+        why = "too few outputs for a test of this case alone"
+        return JudgedCase(case.case, CANNOT_TELL, p, f"{seen}; {why}", False, case)
+    return JudgedCase(case.case, verdict, p, f"{seen}; {why}", True, case)
+
+
+def _judge_together(
+    judged: Sequence[JudgedCase], combined: float | None, doubt: bool, alpha: float
+) -> list[JudgedCase]:
+    """The cases after the combined test, which speaks of all of them and can name none."""
+    if combined is not None and combined <= alpha:
+        if any(case.verdict is CHANGED for case in judged):
+            return [_passed(case, "another case explains what all show together") for case in judged]
+        if doubt or _deployments_differ_as_much([case.equality for case in judged]):
+            return [_passed(case, "deployments of one mode differ as much as the modes do") for case in judged]
+        why = f"all cases together changed (p = {combined:.2g}), which names none of those that differ"
+        return [
+            case if case.verdict is IDENTICAL else replace(case, verdict=CHANGED, reason=f"{case.reason}; {why}")
+            for case in judged
+        ]
+    requests = sum(case.equality.repeats_candidate for case in judged)
+    if combined is not None:
+        why = "the test of all cases together does not reject"
+    else:
+        why = "no test of all cases together could reject either"
+    new, rare = (sum(getattr(case.equality, name) for case in judged if not case.tested) for name in ("new", "rare"))
+    few_everywhere = _few(new, rare, requests)
+    return [
+        _passed(case, f"{why}, and few of the candidate's outputs are new")
+        if _is_few(case.equality, combined is not None, few_everywhere)
+        else case
+        for case in judged
+    ]
+
+
+def _is_few(case: CaseEquality, tested_together: bool, few_everywhere: bool) -> bool:
+    """Whether a case that no test can judge alone has so few new outputs that it passes with the others."""
+    if case.test is None:
+        return False
+    if case.repeats_base == case.deployments and tested_together:  # one repeat: cases can only be judged together
+        return few_everywhere
+    return case.shared > 0 and _few(case.new, case.rare, case.repeats_candidate)
+
+
+def _few(new: int, rare: int, answers: int) -> bool:
+    """Outputs that the base gave once tell how many more there are to come (Good 1953); few more than that are new."""
+    return new <= rare + max(1.0, MOST_NEW * answers)
+
+
+def _passed(case: JudgedCase, why: str) -> JudgedCase:
+    return case if case.tested else replace(case, verdict=WITHIN, reason=f"{case.reason}; {why}")
 
 
 def _overall(
-    judged: Sequence[JudgedCase], combined: float | None, base_p: float | None, alpha: float
-) -> tuple[str, str]:
-    """The word over all cases, and why. A case that is different decides alone; else the combined test does."""
-    words = Counter(case.verdict for case in judged)
-    if words[IDENTICAL] == len(judged):
-        return IDENTICAL, f"all {len(judged)} cases gave one and the same output"
-    if words[DIFFERENT]:
-        return DIFFERENT, f"{words[DIFFERENT]} of {len(judged)} cases are different"
-    if words[BASE_DIFFERS] or (base_p is not None and base_p <= alpha):
-        how = "" if base_p is None else f" (base/base p = {base_p:.2g})"
-        return BASE_DIFFERS, f"redeploying the baseline changes its outputs{how}"
-    if combined is not None and combined <= alpha and _deployments_differ_as_much([c.equality for c in judged]):
-        return TOO_FEW, "outputs changed, but deployments of one mode differ as much as the modes do; redeploy more"
-    if combined is not None and combined <= alpha:
-        return DIFFERENT, f"outputs changed over all cases together (combined p = {combined:.2g})"
-    if words[NO_FLOOR]:
-        return NO_FLOOR, f"{words[NO_FLOOR]} of {len(judged)} cases differ and the base ran once"
+    judged: Sequence[JudgedCase], combined: float | None, base_p: float | None, alpha: float, able: int
+) -> tuple[Likeness, str]:
+    """The word over all cases, and the sentence that names cases and test."""
+    named = {word: [case.case for case in judged if case.verdict is word] for word in Likeness}
+    if len(named[IDENTICAL]) == len(judged):
+        return IDENTICAL, f"all {count(len(judged), 'case')} gave one and the same output"
+    if changed := [case for case in judged if case.verdict is CHANGED]:
+        tested = [case.p for case in changed if case.p is not None and case.p <= alpha]
+        if tested:
+            how = f"a permutation test of each case, p = {min(tested):.2g} after correction for {count(able, 'case')}"
+        elif any(_separated(case.equality) for case in changed):
+            how = "the base always gave one output and the candidate never did"
+        else:
+            how = f"a permutation test of all cases together, p = {combined:.2g}, which names no single case"
+        share = f"{count(len(changed), 'case')} of {len(judged)}"
+        return CHANGED, f"outputs changed in {share} ({how}): {some(named[CHANGED])}"
+    if named[CANNOT_TELL]:
+        return CANNOT_TELL, _cannot_tell([case for case in judged if case.verdict is CANNOT_TELL], len(judged), alpha)
+    if base_p is not None and base_p <= alpha:
+        return WITHIN, f"the baseline's own outputs change from deployment to deployment (base/base p = {base_p:.2g})"
     if combined is not None:
-        return WITHIN, f"over all cases together the base differs from itself as much (p = {combined:.2g})"
-    if words[TOO_FEW]:
-        return (
-            TOO_FEW,
-            f"{words[TOO_FEW]} of {len(judged)} cases differ, too few outputs for any test to reject",
-        )
-    return WITHIN, "the candidate gave nothing that the base did not give"
+        return WITHIN, f"all cases together do not differ by more than the baseline from itself (p = {combined:.2g})"
+    return WITHIN, "what differs is too little for a change"
 
 
-def _assumption(base_p: float | None, tested: bool, base_tested: bool) -> str:
-    if not tested:
-        return "Outputs that agree need no test; where they differ, no floor was measured."
-    shown = f"p = {base_p:.2g}" if base_p is not None else "not measured, one base deployment or one repeat"
-    if base_tested and base_p is None:
-        shown = "too few outputs for any test to reject"
+def _cannot_tell(cases: Sequence[JudgedCase], of_all: int, alpha: float) -> str:
+    names = some([case.case for case in cases])
+    differ = f"{count(len(cases), 'case')} of {of_all} {'differs' if len(cases) == 1 else 'differ'}"
+    if any(case.equality.test is None for case in cases):
+        return f"{differ} and the baseline ran once, which does not show how far it differs from itself: {names}"
+    needed = [repeats_to_tell(case.equality, alpha) for case in cases]
+    most = max((number for number in needed if number is not None), default=None)
+    more = "more answers" if most is None else f"{most} answers"
     return (
-        "Assumes each repeat is an independent draw and redeploying the baseline would not change its outputs "
-        f"(base/base: {shown})."
+        f"{differ} in too few answers for a test and in too many to be chance; {more} to a case on each side "
+        f"(deployments times --repeats) would tell: {names}"
     )
 
 
-def judge_cases(cases: Sequence[CaseEquality], alpha: float = 0.05, seed: int = 0) -> Equality:
-    """Verdict per case and overall: Holm after Tarone (1990) and the combined test at alpha/2 each.
-
-    Both are run at alpha/2 because either may decide. With one repeat and two or more base deployments the pooled
-    counts hold one output per deployment; no case can be told alone, the combined test over cases still can.
-    """
-    half = alpha / 2
-    rejects, base_p = _base_rejects(cases, half)
-    adjusted = holm_tarone([case.test for case in cases], half)
-    doubt = any(rejects) or (base_p is not None and base_p <= half)
-    judged = tuple(_judge(case, p, base, doubt, half) for case, p, base in zip(cases, adjusted, rejects, strict=True))
-    tests = [case.test for case in cases if case.test is not None]
-    combined = combined_p(tests, half, seed)
-    verdict, why = _overall(judged, combined, base_p, half)
-    floors = [case.within_base for case in cases if case.within_base is not None]
-    warnings = []
-    by_rule = sum(j.verdict == DIFFERENT and (j.p is None or j.p > half) for j in judged)
-    worst = sum(2.0 ** (1 - 2 * min(c.repeats_base, c.repeats_candidate)) for c in cases if c.test and c.test.p_min < 1)
-    if by_rule and worst > alpha:
-        warnings.append(
-            f"{by_rule} cases are called different by the rule 'one output against only others' and up to "
-            f"{worst:.1f} could be chance at so few repeats; use more --repeats"
-        )
-    return Equality(
-        verdict=verdict,
-        sentence=why,
-        assumption=_assumption(base_p, bool(tests), any(case.base_tests for case in cases)),
-        combined_p=combined,
-        base_p=base_p,
-        floor=math.fsum(floors) / len(floors) if floors else None,
-        between=math.fsum(case.between for case in cases) / len(cases) if cases else 0.0,
-        cases=judged,
-        warnings=tuple(warnings),
+def _assumption(cases: Sequence[CaseEquality], base_p: float | None) -> str:
+    if all(case.test is None for case in cases):
+        return "One run of the base does not show how far the base differs from itself."
+    if base_p is not None:
+        shown = f"base against base: p = {base_p:.2g}"
+    elif any(case.base_tests for case in cases):
+        shown = "too few outputs differ for a test of base against base"
+    else:
+        shown = "not tested, which needs two base deployments and two repeats"
+    return (
+        "Assumes that each repeat is an independent draw and that deploying the baseline again does not change its "
+        f"outputs ({shown})."
     )
 
 
-def first_divergence(base: Sequence[Hashable], candidate: Sequence[Hashable], around: int = 20) -> Divergence | None:
-    """Where two outputs (texts, or lists of token ids) part; None when they are equal."""
-    length = min(len(base), len(candidate))
-    index = next((i for i in range(length) if base[i] != candidate[i]), length)
-    if index == len(base) == len(candidate):
+def _warnings(judged: Sequence[JudgedCase], alpha: float) -> tuple[str, ...]:
+    by_rule = sum(case.verdict is CHANGED and case.p is None and _separated(case.equality) for case in judged)
+    varying = [case.equality for case in judged if case.equality.test and case.equality.test.p_min < 1]
+    worst = sum(2.0 ** (1 - 2 * min(case.repeats_base, case.repeats_candidate)) for case in varying)
+    if not by_rule or worst <= alpha:
+        return ()
+    return (
+        f"{count(by_rule, 'case')} changed by the rule 'one output against only others', and at so few repeats up to "
+        f"{worst:.1f} could be chance; use more --repeats.",
+    )
+
+
+# ---- what could have been seen
+
+
+def least_change(n_base: int, n_candidate: int, alpha: float) -> float | None:
+    """The share of a case's requests that must change to be found with 80% power, where the base always answers alike;
+    None where no share is found. Exact: x new outputs are found from the least x on whose p is at most alpha, and x is
+    binomial."""
+    least = _least_new(n_base, n_candidate, alpha)
+    if least is None:
         return None
-    end = index + around
-    return Divergence(index, base[max(0, index - around) : index], base[index:end], candidate[index:end])
+    for percent in range(1, 101):
+        share = percent / 100
+        missed = math.fsum(
+            math.comb(n_candidate, x) * share**x * (1 - share) ** (n_candidate - x) for x in range(least)
+        )
+        if 1 - missed >= POWER:
+            return share
+    return None
 
 
-def pass_rates(base: Sequence[bool], candidate: Sequence[bool]) -> PassRates:
-    """Exact McNemar test; `base[i]` and `candidate[i]` are the same (case, repeat)."""
-    only_base = sum(a and not b for a, b in zip(base, candidate, strict=True))
-    only_candidate = sum(b and not a for a, b in zip(base, candidate, strict=True))
-    discordant = only_base + only_candidate
-    reason = None
-    if mcnemar(0, discordant) > 0.05:
-        reason = f"{discordant} pairs differ, six are the fewest that could reject at 5%"
-    p = None if reason else mcnemar(only_base, only_candidate)
-    return PassRates(len(base), sum(base), sum(candidate), only_base, only_candidate, p, reason)
+def _least_new(n_base: int, n_candidate: int, alpha: float) -> int | None:
+    if n_base < 2:
+        return None
+    labels = n_base + n_candidate
+    return next(
+        (x for x in range(1, n_candidate + 1) if math.comb(n_candidate, x) <= alpha * math.comb(labels, x)), None
+    )
+
+
+def repeats_to_tell(case: CaseEquality, alpha: float) -> int | None:
+    """Outputs of each side with which the share of new outputs seen in this case would be found; None beyond reason."""
+    share = case.new / case.repeats_candidate
+    for n in range(max(case.repeats_base, case.repeats_candidate) + 1, _MOST_REPEATS):
+        new = round(share * n)
+        if new and math.comb(n, new) <= alpha * math.comb(2 * n, new):
+            return n
+    return None

@@ -3,30 +3,17 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from specbench.comparison.format import Gate
 from specbench.comparison.pairing import Pair
 from specbench.comparison.sides import Run
 from specbench.record.format import Speculation
 from specbench.words import some
 
 _NAMED = 12  # runs that one sentence names
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What was checked: `state` is ok, fired or not checked; `number` is held against `threshold`; `action` is what to
-    do when it fired, or to have it checked."""
-
-    name: str
-    state: Literal["ok", "fired", "not checked"]
-    number: float | None
-    threshold: float | None
-    sentence: str
-    action: str | None
 
 
 _RECORD = "start the server with launch_vllm.py, which answers GET /server-record"
@@ -39,7 +26,7 @@ def check_gates(pair: Pair) -> list[Gate]:
 
 
 def _drafts_in_ngram(pair: Pair) -> Gate:
-    runs = [run for run in pair.deployments if run.mode == "ngram"]
+    runs = [run for run in pair.runs if run.mode == "ngram"]
     if not runs:
         return Gate("drafts in ngram", "ok", None, None, "no side is ngram", None)
     action = "look at --speculative-config in the server's log, and at logprobs and penalties in the requests"
@@ -56,7 +43,7 @@ def _kv_blocks(pair: Pair) -> Gate:
     """Deployments differ by a few blocks of memory each time; that matters once a cache could not hold every user."""
     action = "free the GPU of other processes before each deployment, or lower --concurrency"
     blocks: dict[str, float] = {}
-    for run in pair.deployments:
+    for run in pair.runs:
         labels = run.manifest.server.cache_config or {}
         count, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
         limit = run.manifest.server.model.max_model_len
@@ -80,7 +67,7 @@ def _capture_size(pair: Pair) -> Gate:
     """ngram decodes concurrency × (k + 1) tokens a step; steps beyond the capture size run without a CUDA graph."""
     action = "deploy both modes with --max-cudagraph-capture-size {needed} or more (launch_vllm.py does)"
     tightest: tuple[int, int, str] | None = None  # captured tokens, needed tokens, run
-    for run in pair.deployments:
+    for run in pair.runs:
         if run.mode != "ngram" or run.manifest.server.engine == "llama.cpp":
             continue
         k = (run.launched.speculative_config or Speculation()).num_speculative_tokens
@@ -108,7 +95,7 @@ def _graph_mode(pair: Pair) -> Gate:
 
     A card whose attention backend cannot run FULL falls back: that is named, and does not fire, since nothing helps.
     """
-    runs = [run for run in pair.deployments if run.mode == "ngram" and run.manifest.server.engine != "llama.cpp"]
+    runs = [run for run in pair.runs if run.mode == "ngram" and run.manifest.server.engine != "llama.cpp"]
     if not runs:
         return Gate("graph mode", "ok", None, None, "no side captures CUDA graphs for drafts", None)
     if silent := [run.name for run in runs if run.launched.cudagraph_mode_ran is None]:
@@ -117,7 +104,7 @@ def _graph_mode(pair: Pair) -> Gate:
     ragged = [run for run in runs if run.launched.cudagraph_mode_ran != "FULL"]
     if not ragged:
         return Gate("graph mode", "ok", 0, 0, "every decode step of ngram may have a full CUDA graph", None)
-    if {run.launched.cudagraph_mode_ran for run in pair.deployments} in ({"PIECEWISE"}, {"NONE"}):
+    if {run.launched.cudagraph_mode_ran for run in pair.runs} in ({"PIECEWISE"}, {"NONE"}):
         return Gate("graph mode", "ok", 0, 0, "neither mode has full CUDA graphs", None)
     share, run = max(((1 - (run.summary.server.draft_coverage or 0), run) for run in ragged), key=lambda item: item[0])
     sentence = (
@@ -133,7 +120,7 @@ def _graph_mode(pair: Pair) -> Gate:
 
 
 def _compile_cache(pair: Pair) -> Gate:
-    states = [(run, run.launched.compile_cache) for run in pair.deployments]
+    states = [(run, run.launched.compile_cache) for run in pair.runs]
     if silent := [run.name for run, state in states if state not in ("cold", "warm")]:
         sentence = f"{some(silent, _NAMED)}: cold or warm is not known"
         return Gate("compile cache", "not checked", None, 0, sentence, _RECORD)
@@ -177,17 +164,18 @@ def _driver(run: Run) -> Any:
     return None if driver is None else [driver, run.launched.cuda]
 
 
-def _public_version(run: Run) -> str | None:
+def public_version(run: Run) -> str | None:
     """The image says 0.11.2+cu129 and the wheel 0.11.2: the public part is what is compared."""
     return str(run.manifest.server.version or "").partition("+")[0] or None
 
 
-def _flags(run: Run) -> list[str] | None:
+def comparable_flags(run: Run) -> list[str] | None:
+    """Arguments, environment and settings that must be alike; None where the server gave no record."""
     argv = run.launched.argv
     if argv is None:
         return None
     named = {**(run.launched.environment or {}), **(run.launched.settings or {})}
-    return _comparable_flags(argv) + [f"{name}={value}" for name, value in sorted(named.items())]
+    return _flags_in(argv) + [f"{name}={value}" for name, value in sorted(named.items())]
 
 
 def _difference(one: Any, two: Any) -> str:
@@ -205,7 +193,7 @@ def _prefix_caching(run: Run) -> bool | None:
     return None if label is None else label == "True"
 
 
-def _comparable_flags(argv: Sequence[str]) -> list[str]:
+def _flags_in(argv: Sequence[str]) -> list[str]:
     """Flags with their values, without those that may differ: the speculative ones and the address."""
     flags: list[str] = []
     for argument in argv:
@@ -229,7 +217,7 @@ def _above(
     """A gate that fires when any deployment's number is above the threshold."""
 
     def check(pair: Pair) -> Gate:
-        values = [(value_of(run), run.name) for run in pair.deployments]
+        values = [(value_of(run), run.name) for run in pair.runs]
         known = [(number, run) for number, run in values if number is not None]
         number, worst = max(known, default=(0.0, ""), key=lambda item: item[0])
         if number > threshold:
@@ -249,7 +237,7 @@ def _differs(
     def check(pair: Pair) -> Gate:
         values: dict[str, str] = {}
         silent = []
-        for run in pair.deployments:
+        for run in pair.runs:
             value = value_of(run)
             if value is None:
                 silent.append(run.name)
@@ -350,14 +338,14 @@ _GATES: tuple[Callable[[Pair], Gate], ...] = (
     _differs("driver", _driver, ok="one driver and CUDA version", action="deploy both modes on nodes with one driver"),
     _differs(
         "version",
-        _public_version,
+        public_version,
         ok="one server version",
         action="deploy both modes from one image",
         to_check=_METRICS,
     ),
     _differs(
         "flags",
-        _flags,
+        comparable_flags,
         ok="the same flags but for the speculative ones",
         action="deploy both modes with the same flags and environment but --speculative-config",
     ),

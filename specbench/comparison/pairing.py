@@ -12,32 +12,44 @@ from typing import Any
 import numpy as np
 
 from specbench import UserError
-from specbench.comparison.sides import Ints, Outputs, Run, read_run
+from specbench.comparison.sides import Ints, Outputs, Run, Side, read_run
 from specbench.record.format import CaseRecord, value_at
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Deployments of two sides that answered the same schedule. `case`: [n] index into `cases`."""
+    """Runs of two sides that answered the same requests; `bases[k]` and `candidates[k]` answered one schedule.
+
+    `family`: [cases] index into `families`.
+    """
 
     bases: list[Run]
     candidates: list[Run]
     cases: list[CaseRecord]
     families: tuple[str, ...]
     family: Ints
-    case: Ints
     repeats: int
     concurrency: int
     outputs: Outputs
 
     @property
-    def deployments(self) -> list[Run]:
+    def runs(self) -> list[Run]:
         """All of them, in order of their start."""
         return sorted([*self.bases, *self.candidates], key=lambda run: run.started)
 
+    @property
+    def order(self) -> tuple[Side, ...]:
+        """The sides in order of their start."""
+        return tuple(run.side for run in self.runs)
+
+    @property
+    def places(self) -> Ints:
+        """[cases, repeats] The place of each request in a run's arrays."""
+        return np.arange(len(self.cases) * self.repeats).reshape(len(self.cases), self.repeats)
+
 
 def pair(bases: Sequence[Path], candidates: Sequence[Path], allow_same_mode: bool = False) -> Pair:
-    """Load both sides and refuse, in one sentence, whatever cannot be compared.
+    """Read both sides and refuse, in one sentence, whatever cannot be compared.
 
     Raises:
         UserError: naming the directories, what differs and which flag would make them pair.
@@ -49,19 +61,21 @@ def pair(bases: Sequence[Path], candidates: Sequence[Path], allow_same_mode: boo
     first = base[0]
     for other in [*base[1:], *candidate]:
         _check_identity(first, other)
+    for one, other in zip(base, candidate, strict=True):
+        _check_schedule(one, other)
     _check_modes(base, candidate, allow_same_mode)
     _check_independent(base, candidate)
     for other in [*base[1:], *candidate]:
         other.manifest.inventory = first.manifest.inventory  # equal, and with many cases large
     cases = first.manifest.inventory.cases
     families = tuple(dict.fromkeys(case.family for case in cases))
+    index = {family: number for number, family in enumerate(families)}
     return Pair(
         bases=base,
         candidates=candidate,
         cases=cases,
         families=families,
-        family=np.array([families.index(case.family) for case in cases], dtype=np.int64),
-        case=first.shape[:, 0],
+        family=np.array([index[case.family] for case in cases], dtype=np.int64),
         repeats=first.manifest.schedule.repeats,
         concurrency=first.manifest.concurrency,
         outputs=outputs,
@@ -76,12 +90,12 @@ def _distinct_paths(paths: Sequence[Path]) -> None:
         seen[resolved] = path
 
 
+_SEED = "seed"  # bench.py --seed orders the schedule, and each pair has a schedule of its own
 # What two directories must agree in: where the manifest holds it, what to call it, and what to do.
 _IDENTITY = (
     ("concurrency", "concurrency", "compare runs of one --concurrency"),
     ("inventory.sha256", "inventory", "run both modes with the same --prompts file"),
     ("schedule.repeats", "number of repeats", "run both modes with the same --repeats"),
-    ("schedule.sha256", "schedule", "run both modes with the same --seed"),
     ("server.model.id", "model", "deploy both modes with one model"),
     ("server.model.root", "model root", "deploy both modes with one model"),
     ("server.model.max_model_len", "limit max_model_len", "deploy both modes with one limit"),
@@ -101,16 +115,29 @@ def _check_identity(first: Run, other: Run) -> None:
             names = f"{first.name} and {other.name}"
             raise UserError(f"{names} differ in {what}: {_short(one)} and {_short(two)}; {action}")
     one, two = first.manifest.request, other.manifest.request
-    for key in sorted(one.keys() | two.keys()):
-        if one.get(key) != two.get(key):
-            raise UserError(
-                f"{first.name} and {other.name} differ in the request parameter {key}: {_short(one.get(key))} and "
-                f"{_short(two.get(key))}; run both modes with the same parameters"
-            )
+    for key in sorted((one.keys() | two.keys()) - {_SEED}):
+        _check_parameter(first, other, key)
     if first.manifest.inventory.cases != other.manifest.inventory.cases:
         raise UserError(f"{first.name} and {other.name} list other cases under one inventory digest; one was edited")
-    if not np.array_equal(first.shape, other.shape):
-        raise UserError(f"{first.name} and {other.name} sent their requests in different orders; one was edited")
+
+
+def _check_schedule(one: Run, other: Run) -> None:
+    """Both runs of a pair sent their requests in one order; another pair may have another, and better has."""
+    names = f"{one.name} and {other.name}"
+    if one.manifest.schedule.sha256 != other.manifest.schedule.sha256:
+        raise UserError(f"{names} are a pair and differ in schedule; run both modes of a pair with the same --seed")
+    _check_parameter(one, other, _SEED)
+    if not np.array_equal(one.position, other.position):
+        raise UserError(f"{names} sent their requests in different orders under one schedule; one was edited")
+
+
+def _check_parameter(one: Run, other: Run, key: str) -> None:
+    first, second = one.manifest.request.get(key), other.manifest.request.get(key)
+    if first != second:
+        raise UserError(
+            f"{one.name} and {other.name} differ in the request parameter {key}: {_short(first)} and "
+            f"{_short(second)}; run both modes with the same parameters"
+        )
 
 
 def _check_modes(bases: Sequence[Run], candidates: Sequence[Run], allow_same_mode: bool) -> None:
@@ -140,9 +167,7 @@ def _check_independent(bases: Sequence[Run], candidates: Sequence[Run]) -> None:
     """A copy of a run is not another run, and two runs of one deployment are not two deployments."""
     seen: dict[str, Run] = {}
     for run in [*bases, *candidates]:
-        manifest = run.manifest
-        key = json.dumps([manifest.started, manifest.ended, manifest.command, manifest.service_run, manifest.url])
-        if key in seen:
+        if (key := run_key(run)) in seen:
             raise UserError(f"{run.name} is a copy of {seen[key].name}; name another result directory")
         seen[key] = run
     for side in (bases, candidates):
@@ -156,6 +181,12 @@ def _check_independent(bases: Sequence[Run], candidates: Sequence[Run]) -> None:
                     "deployment: stop the service, start it again and measure again"
                 )
             known[identity] = run
+
+
+def run_key(run: Run) -> str:
+    """What no two runs share; a copied directory has the same."""
+    manifest = run.manifest
+    return json.dumps([manifest.started, manifest.ended, manifest.command, manifest.service_run, manifest.url])
 
 
 def _short(value: Any) -> str:

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from specbench.comparison.format import Expect
+
 EXACT_LIMIT = 20  # outputs per side up to which the null distribution is enumerated (a few milliseconds)
 DRAWS = 9_999  # Monte Carlo draws beyond that, and for the combined test
 
@@ -137,3 +139,15 @@ def mcnemar(only_base: int, only_candidate: int) -> float:
     n = only_base + only_candidate
     tail = sum(math.comb(n, k) for k in range(min(only_base, only_candidate) + 1))
     return min(1.0, float(2 * tail / 2**n))
+
+
+def pass_rates(base: Sequence[bool], candidate: Sequence[bool]) -> Expect:
+    """Exact McNemar test; `base[i]` and `candidate[i]` are the same (case, repeat). `cases` is left empty."""
+    only_base = sum(a and not b for a, b in zip(base, candidate, strict=True))
+    only_candidate = sum(b and not a for a, b in zip(base, candidate, strict=True))
+    differing = only_base + only_candidate
+    reason = None
+    if mcnemar(0, differing) > 0.05:
+        reason = f"{differing} pairs of answers differ in this, and fewer than six can never reject at 5%"
+    p = None if reason else mcnemar(only_base, only_candidate)
+    return Expect(len(base), sum(base), sum(candidate), only_base, only_candidate, p, reason, {})

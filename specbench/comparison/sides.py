@@ -1,6 +1,7 @@
-"""One run as arrays: a result directory, read once, every request at its position in the schedule.
+"""One run as arrays: a result directory, read once, every request at its place.
 
-Arrays run in schedule order: element j is the same (case, repeat) in every run that answered one schedule.
+A request's place is case × repeats + repeat, cases in inventory order. So element j is the same (case, repeat) in every
+run of one inventory, whatever the order in which the requests were sent; `position` tells that order.
 """
 
 import sys
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from specbench import UserError
 from specbench.record.directory import check_unedited, read_manifest, read_requests, read_summary
-from specbench.record.format import CaseRecord, LaunchRecord, Manifest, Request, Summary, moment
+from specbench.record.format import LaunchRecord, Manifest, Request, Summary, moment
 from specbench.words import some
 from specbench.workload.case import Refused
 from specbench.workload.judging import check_expect
@@ -60,10 +61,11 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One complete result directory. Arrays are [n], in schedule order.
+    """One complete result directory. Arrays are [cases × repeats], by place.
 
-    `times`: seconds by metric; TPOT is NaN where a request has none. `output`: numbers in `Outputs`.
-    `shape`: the case and repeat of every position. `launched`: the known part of the server's own record.
+    `times`: seconds by metric; NaN where an answer has none (TTFT and TPOT of an answer without text, TPOT of one that
+    came in one read). `output`: numbers in `Outputs`. `position`: in the schedule. `launched`: the known part of the
+    server's own record.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Run:
     manifest: Manifest
     summary: Summary
     launched: LaunchRecord
-    shape: Ints
+    position: Ints
     times: dict[str, Floats]
     tokens: Ints
     output: Ints
@@ -118,7 +120,7 @@ def read_run(directory: Path, side: Side, outputs: Outputs) -> Run:
         manifest=manifest,
         summary=summary,
         launched=manifest.launched,
-        shape=rows.shape,
+        position=rows.position,
         times=rows.times,
         tokens=rows.tokens,
         output=rows.output,
@@ -127,56 +129,57 @@ def read_run(directory: Path, side: Side, outputs: Outputs) -> Run:
 
 
 class _Rows:
-    """The measured requests of one directory, put at their positions in the schedule."""
+    """The measured requests of one directory, put at their places."""
 
     def __init__(self, directory: Path, manifest: Manifest, outputs: Outputs) -> None:
         n = manifest.schedule.requests
         self._directory = directory
         self._repeats = manifest.schedule.repeats
-        self._cases: list[CaseRecord] = manifest.inventory.cases
+        self._cases = manifest.inventory.cases
         self._index = {case.id: number for number, case in enumerate(self._cases)}
         self._outputs = outputs
-        self._seen = np.zeros((len(self._cases), self._repeats), dtype=bool)
+        self._taken = np.zeros(n, dtype=bool)  # by position
         self._failed: list[str] = []
-        self.shape = np.full((n, 2), -1, dtype=np.int64)
+        self.position = np.full(n, -1, dtype=np.int64)
         self.times = {metric: np.full(n, np.nan) for metric in METRICS}
         self.tokens = np.zeros(n, dtype=np.int64)
         self.output = np.zeros(n, dtype=np.int64)
         self.finish: list[str | None] = [None] * n
 
     def add(self, request: Request) -> None:
-        case, repeat, position = self._place(request)
-        self._seen[case, repeat] = True
-        self.shape[position] = case, repeat
-        if request.outcome != "ok" or request.e2el_s is None or request.ttft_s is None:
+        place = self._take_place(request)
+        if request.outcome != "ok" or request.e2el_s is None:
             message = request.error or "no message"
-            self._failed.append(f"{request.case} repeat {repeat} ({request.outcome}: {message})")
+            self._failed.append(f"{request.case} repeat {request.repeat} ({request.outcome}: {message})")
             return
         if request.e2el_s == 0 or request.ttft_s == 0:
             raise self._refusal(request, "took 0 s, which no run can have measured")
-        self.times["e2el"][position] = request.e2el_s
-        self.times["ttft"][position] = request.ttft_s
-        # 0: the whole answer arrived in one read, so nothing can be said about the time of one token.
-        self.times["tpot"][position] = request.tpot_s or np.nan
-        self.tokens[position] = request.completion_tokens or 0
-        self.finish[position] = request.finish_reason and sys.intern(request.finish_reason)  # few are distinct
+        self.times["e2el"][place] = request.e2el_s
+        # An answer without text has no first token to time. A TPOT of 0 says that the whole answer came in one read.
+        self.times["ttft"][place] = request.ttft_s or np.nan
+        self.times["tpot"][place] = request.tpot_s or np.nan
+        self.tokens[place] = request.completion_tokens or 0
+        self.finish[place] = request.finish_reason and sys.intern(request.finish_reason)  # few are distinct
         try:
-            self.output[position] = self._outputs.add(request.text, request.token_ids)
+            self.output[place] = self._outputs.add(request.text, request.token_ids)
         except OverflowError:
             raise self._refusal(request, "has a token id that no vocabulary holds") from None
 
-    def _place(self, request: Request) -> tuple[int, int, int]:
+    def _take_place(self, request: Request) -> int:
         case, repeat, position = self._index.get(request.case), request.repeat, request.position
         if case is None or repeat is None or position is None:
             raise self._refusal(request, "is not in the schedule that manifest.json describes")
         if not (0 <= repeat < self._repeats and 0 <= position < len(self.finish)):
             raise self._refusal(request, "is not in the schedule that manifest.json describes")
-        if self._seen[case, repeat] or self.shape[position, 0] >= 0:
+        place = case * self._repeats + repeat
+        if self.position[place] >= 0 or self._taken[position]:
             raise self._refusal(request, "is there twice")
         known = self._cases[case]
         if request.family != known.family or request.prompt_sha256 != known.prompt_sha256:
             raise self._refusal(request, "has another family or prompt than manifest.json says")
-        return case, repeat, position
+        self.position[place] = position
+        self._taken[position] = True
+        return place
 
     def _refusal(self, request: Request, what: str) -> UserError:
         where = f"case {request.case!r} repeat {request.repeat} at position {request.position}"
@@ -184,7 +187,8 @@ class _Rows:
 
     def check_whole(self) -> None:
         """Every (case, repeat) exactly once and ok, else a sentence that names those that are not."""
-        missing = [f"{self._cases[case].id} repeat {repeat}" for case, repeat in np.argwhere(~self._seen)]
+        places = np.flatnonzero(self.position < 0).tolist()
+        missing = [f"{self._cases[place // self._repeats].id} repeat {place % self._repeats}" for place in places]
         for names, what in ((missing, "missing"), (self._failed, "not ok")):
             if names:
                 raise UserError(

@@ -20,8 +20,9 @@ def closing(folder: Path, state: State) -> str:
         results.append((users, json.loads((folder / comparison.json).read_bytes())))
     blocks += ["==== In short: end-to-end latency (E2EL), ngram / baseline; below 1 ngram is faster"]
     blocks += in_short(results)
-    if any(result["verdict"]["verdict"] == "not comparable" for _, result in results):
-        blocks += ["not comparable: outputs differ by more than these repeats can judge; more --repeats can."]
+    for users, result in results:
+        if result["verdict"]["verdict"] == "not comparable":
+            blocks.append(f"{users}: {printable(result['verdict']['sentence'])}.")
     unproven = {sentence for one in state.deployments if one.proof for sentence in one.proof.not_proven}
     blocks += [f"Not proven between deployments: {printable(sentence)}" for sentence in sorted(unproven)]
     return "\n".join(blocks)
@@ -35,7 +36,7 @@ def in_short(results: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
         lines = [*metric["families"].values(), metric["overall"]]
         if not rows:
             rows.append(["", *(printable(line["name"]) for line in lines), "verdict"])
-        verdict = printable(str(result["verdict"]["verdict"]))
+        verdict = printable(str(result["verdict"]["verdict"] or "no verdict"))
         rows.append([load, *(ratio(line["interval"]["ratio"], digits=2) for line in lines), verdict])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[-1] = 0

@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-from specbench.comparison.equality import IDENTICAL, WITHIN
-from specbench.comparison.estimates import IN_THIS_PAIR
-from specbench.comparison.verdict import NOT_COMPARABLE
+from specbench.comparison.format import Likeness, Word
 from specbench.page.evidence import Json, Load
 from specbench.words import count, number
 
-# How a verdict begins: kind (for colour), sign (for those who do not see colour), and the answer to the question.
+# For each verdict: kind (for colour), sign (for those who do not see colour), and the answer to the question.
 VERDICTS = {
-    "faster": ("good", "✓", "Yes"),
-    "slower": ("bad", "✗", "No"),
-    "no clear difference": ("same", "≈", "No clear difference"),
-    "cannot say": ("unknown", "?", "Cannot say"),
-    NOT_COMPARABLE: ("stop", "≠", "Not comparable"),
-    "suspect": ("stop", "!", "Suspect"),
+    None: ("unknown", "?", "No verdict"),
+    Word.FASTER.value: ("good", "✓", "Yes"),
+    Word.SLOWER.value: ("bad", "✗", "No"),
+    Word.NO_DIFFERENCE.value: ("same", "≈", "No clear difference"),
+    Word.DEPENDS.value: ("same", "±", "Depends"),
+    Word.NOT_COMPARABLE.value: ("stop", "≠", "Not comparable"),
+    Word.SUSPECT.value: ("stop", "!", "Suspect"),
 }
 
 
@@ -25,12 +24,9 @@ def primary_line(result: Json) -> Json:
     return next(line for line in [metric["overall"], *metric["families"].values()] if line["primary"])
 
 
-def verdict_look(verdict: str) -> tuple[str, str, str]:
+def verdict_look(verdict: str | None) -> tuple[str, str, str]:
     """Kind, sign and the answer's first words for one of compare.py's verdicts."""
-    kind, sign, lead = next(look for start, look in VERDICTS.items() if verdict.startswith(start))
-    if verdict.endswith(IN_THIS_PAIR) and kind in ("good", "bad"):  # one deployment per mode concludes nothing
-        return "unknown", "?", f"Not concluded: {verdict}"
-    return kind, sign, lead
+    return VERDICTS[verdict]
 
 
 def change(ratio: float) -> str:
@@ -60,8 +56,7 @@ def families_said(result: Json) -> str:
     groups: dict[str, list[str]] = {}
     for line in result["metrics"]["e2el"]["families"].values():
         if line["timing"] and line["interval"]["ratio"] is not None and not line["primary"]:
-            timing = line["timing"].removesuffix(IN_THIS_PAIR).removesuffix(" from this pair")
-            groups.setdefault(timing, []).append(f"{line['name']} ({number(line['interval']['ratio'])})")
+            groups.setdefault(line["timing"], []).append(f"{line['name']} ({number(line['interval']['ratio'])})")
     if sum(map(len, groups.values())) < 2:
         return ""
     named = [
@@ -78,15 +73,16 @@ def answer(result: Json) -> Json:
     candidate, base = result["candidate"]["mode"], result["base"]["mode"]
     time = f"{candidate} takes {time_said(line)}" if line["interval"]["ratio"] is not None else time_said(line)
     equality = result["equality"]
-    by_time = f"By time alone ({verdict['timing']}), {time}"
-    if verdict["verdict"] == NOT_COMPARABLE:
+    by_time = f"By time alone ({verdict['timing'] or 'no verdict'}), {time}"
+    if verdict["verdict"] == Word.NOT_COMPARABLE.value:
         failing = _of_cases(sum(not of["passes"] for of in equality["cases"].values()), result)
-        floor = f", all together no more than {base} differs from itself" if equality["verdict"] == WITHIN else ""
+        within = equality["verdict"] == Likeness.WITHIN.value
+        floor = f", all together no more than {base} differs from itself" if within else ""
         time = f"{candidate} and {base} do not give the same outputs in {failing}{floor}. {by_time}"
     elif kind == "stop":
         fired = ", ".join(gate["name"] for gate in result["gates"] if gate["state"] == "fired")
         time = f"Something else differed or went wrong ({fired}). {by_time}"
-    elif varying := result["cases"] - equality["counts"].get(IDENTICAL, 0):
+    elif varying := result["cases"] - equality["counts"].get(Likeness.IDENTICAL.value, 0):
         time += f". Outputs vary in {_of_cases(varying, result)}, no more than {base} differs from itself"
     families = "" if kind == "stop" else families_said(result)
     return {"kind": kind, "sign": sign, "lead": lead, "time": time, "families": families}

@@ -9,12 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from specbench import UserError
-from specbench.comparison.assessment import FORMAT as COMPARISON_FORMAT
 from specbench.comparison.assessment import Options, compare
-from specbench.comparison.equality import IDENTICAL
+from specbench.comparison.format import FORMAT as COMPARISON_FORMAT
+from specbench.comparison.format import Likeness
 from specbench.deploy.state import STATE, Comparison, State, read_state
 from specbench.page.charts import Floats
 from specbench.page.documents import LARGEST, check_numbers, read_document
@@ -97,7 +98,7 @@ def gather(directories: Sequence[Path]) -> Evidence:
                 f"at {count(users, 'user')} there are {len(base)} directories of baseline and {len(candidate)} of "
                 "ngram; name as many of each"
             )
-        loads.append(_read_load(users, compare(base, candidate, OPTIONS), Path()))
+        loads.append(_read_load(users, msgspec.to_builtins(compare(base, candidate, OPTIONS)), Path()))
     _check_alike(loads)
     return Evidence(Path(), None, loads, [])
 
@@ -143,9 +144,9 @@ def _comparison(folder: Path, step: Comparison) -> Json:
     if not path.exists():
         base, candidate = zip(*step.pairs, strict=True)
         result = compare([folder / name for name in base], [folder / name for name in candidate], OPTIONS)
-        for deployment in result["deployments"]:
-            deployment["directory"] = Path(deployment["directory"]).name
-        return result
+        for deployment in result.deployments:
+            deployment.directory = Path(deployment.directory).name
+        return dict(msgspec.to_builtins(result))
     return read_document(path, Json, COMPARISON_FORMAT, f"delete {path.name}, and the page compares again")
 
 
@@ -167,7 +168,7 @@ def _read_load(users: int, result: Json, folder: Path) -> Load:
 def differing_cases(result: Json) -> list[str]:
     """Cases whose outputs differ, those first that differ most between the sides beyond what the base does itself."""
     cases = result["equality"]["cases"]
-    differing = [case for case, of in cases.items() if of["verdict"] != IDENTICAL]
+    differing = [case for case, of in cases.items() if of["verdict"] != Likeness.IDENTICAL.value]
     return sorted(differing, key=lambda case: (cases[case]["within_base"] or 0.0) - cases[case]["between"])
 
 

@@ -82,13 +82,14 @@ def forest_panels(loads: Sequence[Load]) -> dict[str, Markup]:
         groups: dict[str, list[Effect]] = {}
         for load in loads:
             for line in lines(metric, load):
-                of, spread = line["interval"], line["redeploy_spread"]
+                of, spread = line["interval"], line["spread"]
                 heading, label = (line["name"], load.label) if len(loads) > 1 else ("", line["name"])
                 effect = Effect(label, of["ratio"], of["low"], of["high"], spread, line["primary"])
                 groups.setdefault(heading, []).append(effect)
         if not any(effect.ratio for effects in groups.values() for effect in effects):
             continue
-        text = f"{title}: ratio of candidate to base with 95% interval and redeploy spread; the numbers stand below"
+        beside = "with 95% interval and spread between deployments"
+        text = f"{title}: ratio of candidate to base {beside}; the numbers stand below"
         panels[metric] = charts.forest(groups, domain, text)
     return panels
 

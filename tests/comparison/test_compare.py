@@ -16,13 +16,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import pytest
 from support import ROOT
 from support.simulated_runs import NINE, write_run
 
 import compare
 from specbench.comparison import assessment
-from specbench.comparison.assessment import compare as compare_directories
+from specbench.comparison.assessment import Options
+from specbench.comparison.format import FORMAT, Comparison
 from specbench.comparison.sides import METRICS
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -31,6 +33,12 @@ MANY = [(f"{family}-{n}", family) for family in ("chat", "code", "edit") for n i
 ONE_OF_THREE = {"copy": -0.35}
 
 Document = dict[str, Any]
+
+
+def compare_directories(bases: list[Path], candidates: list[Path], options: Options | None = None) -> Document:
+    """The comparison as its JSON holds it."""
+    document: Document = msgspec.to_builtins(assessment.compare(bases, candidates, options or Options()))
+    return document
 
 
 def run(*arguments: str | Path, code: int) -> None:
@@ -61,12 +69,13 @@ def one_pair() -> list[str]:
     return ["baseline-c1", "ngram-c1"]
 
 
-def four_deployments(**ngram: Any) -> list[str]:
+def four_deployments(base: Mapping[str, Any] | None = None, **ngram: Any) -> list[str]:
     shifts = (0.01, -0.012, 0.008, -0.006)
     for order, (name, shift) in enumerate(zip(("baseline", "ngram", "ngram2", "baseline2"), shifts, strict=True)):
-        side = {"effect": ONE_OF_THREE, **ngram} if name.startswith("ngram") else {}
+        side = {"effect": ONE_OF_THREE, **ngram} if name.startswith("ngram") else dict(base or {})
         mode = name.removesuffix("2")
-        write_run(Path(f"{name}-c1"), mode=mode, repeats=5, order=order, seed=order, deployment=shift, **side)
+        seeds = {"seed": order, "schedule_seed": int(name.endswith("2"))}
+        write_run(Path(f"{name}-c1"), mode=mode, repeats=5, order=order, deployment=shift, **seeds, **side)
     return ["baseline-c1", "ngram-c1", "--and", "baseline2-c1", "ngram2-c1"]
 
 
@@ -94,13 +103,26 @@ def outputs_in_part_different() -> list[str]:
 
 
 def many_cases_once() -> list[str]:
-    one_pair_of(cases=MANY, repeats=1, effect=-0.1, spread=0.2)
-    return ["baseline-c1", "ngram-c1", "--mix", "code=0.6,chat=0.3,edit=0.1"]
+    for order, mode in enumerate(("baseline", "ngram", "ngram", "baseline")):
+        seed = int(order > 1)
+        write_run(
+            Path(f"{mode}{seed}"), mode=mode, cases=MANY, repeats=1, order=order, seed=order, schedule_seed=seed,
+            effect=-0.1 if mode == "ngram" else 0, spread=0.2, deployment=0.01 * order,
+        )  # fmt: skip
+    return ["baseline0", "ngram0", "--and", "baseline1", "ngram1", "--mix", "code=0.6,chat=0.3,edit=0.1"]
 
 
-def noise_that_drifts() -> list[str]:
-    one_pair_of({"ar": 0.97, "noise": 0.1}, ar=0.97, noise=0.1, repeats=5)
-    return ["baseline-c1", "ngram-c1"]
+def families_that_differ() -> list[str]:
+    return four_deployments(effect={"copy": -0.35, "explain": 0.3})
+
+
+def deployments_that_spread() -> list[str]:
+    for order, shift in enumerate((0.08, -0.06, 0.09, -0.1)):
+        mode, seed = ("baseline", "ngram", "ngram", "baseline")[order], int(order > 1)
+        write_run(
+            Path(f"{mode}{seed}"), mode=mode, repeats=5, order=order, seed=order, schedule_seed=seed, deployment=shift,
+        )  # fmt: skip
+    return ["baseline0", "ngram0", "--and", "baseline1", "ngram1"]
 
 
 def a_server_that_says_nothing() -> list[str]:
@@ -129,7 +151,8 @@ GOLDENS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "three_gates": (three_gates, 1),
     "outputs_in_part_different": (outputs_in_part_different, 1),
     "many_cases_once": (many_cases_once, 0),
-    "noise_that_drifts": (noise_that_drifts, 0),
+    "families_that_differ": (families_that_differ, 0),
+    "deployments_that_spread": (deployments_that_spread, 0),
     "a_server_that_says_nothing": (a_server_that_says_nothing, 0),
     "base_and_candidate_exchanged": (base_and_candidate_exchanged, 0),
     "deployments_that_do_not_alternate": (deployments_that_do_not_alternate, 0),
@@ -153,14 +176,37 @@ def test_every_golden_file_has_its_test() -> None:
 
 
 def test_markdown_holds_the_same_table_and_sentences(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*one_pair(), "--markdown", "table.md", code=0)
+    run(*four_deployments(), "--markdown", "table.md", code=0)
     printed, written = capsys.readouterr().out, Path("table.md").read_text()
     for row in re.findall(r"^(?:E2EL|TTFT|TPOT|tokens).*$", printed, flags=re.MULTILINE):
         cells = re.split(r"\s{2,}", row.removesuffix(" *"))
         assert any(all(cell in line for cell in cells) for line in written.splitlines()), row
-    assert "- Verdict (overall): faster in this pair" in written
+    assert "- Depends: on for copy (30% less), no clear difference for explain" in written
     widths = {line.count("|") - line.count("\\|") for line in written.splitlines() if line.startswith("|")}
-    assert widths == {7}
+    assert widths == {8}
+
+
+def test_one_pair_has_no_interval_and_no_verdict_anywhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*one_pair(), "--json", "out.json", "--markdown", "table.md", code=0)
+    printed, written = capsys.readouterr().out, Path("table.md").read_text()
+    result = json.loads(Path("out.json").read_text())
+    assert result["verdict"]["verdict"] is None and result["verdict"]["timing"] is None
+    assert set(result["verdict"]["families"].values()) == {None}
+    for line in summaries(result["metrics"]):
+        assert line["low"] is line["high"] is None
+    for text in (printed, written):
+        said = " ".join(text.split())
+        assert "one deployment of each mode describes these two; deploy both again in the reverse order" in said
+        assert "interval" not in said and "faster" not in said and "spread" not in said
+
+
+def test_the_json_is_read_back_as_it_was_written(here: Path) -> None:
+    run(*four_deployments(), "--json", "out.json", code=0)
+    read = msgspec.json.decode(Path("out.json").read_bytes(), type=Comparison)
+    written = assessment.compare(
+        [Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")]
+    )
+    assert read == written and read.primary.name == "overall"
 
 
 # ---- the numbers, recomputed
@@ -235,7 +281,7 @@ def test_exchanging_the_sides_inverts_ratios_and_swaps_bounds(deployments: int, 
     bases, candidates = [Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")]
     there = summaries(compare_directories(bases[:deployments], candidates[:deployments])["metrics"])
     back = summaries(compare_directories(candidates[:deployments], bases[:deployments])["metrics"])
-    assert len(there) == len(back) > 30
+    assert len(there) == len(back) == 24
     for one, two in zip(there, back, strict=True):
         assert one["ratio"] * two["ratio"] == pytest.approx(1, abs=1e-12)
         assert (one["low"] is None) == (two["low"] is None)
@@ -283,7 +329,7 @@ def test_token_ids_decide_where_both_sides_have_them(here: Path) -> None:
 
     one_pair_of(edit=other_ids, repeats=5)
     result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")])
-    assert set(verdicts(result).values()) == {"different"}
+    assert set(verdicts(result).values()) == {"changed"}
     assert result["equality"]["cases"]["copy-1"]["divergence"]["token"] == 0
     assert result["equality"]["cases"]["copy-1"]["divergence"]["character"] is None
 
@@ -302,12 +348,12 @@ def test_first_divergence_shows_both_continuations(here: Path) -> None:
 
 def test_one_repeat_that_differs_has_no_floor(here: Path) -> None:
     one_pair_of(repeats=1, outputs=lambda case, repeat: "Other." if case == "copy-1" else f"The answer to {case}.")
-    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(accept_floor=True))
-    assert verdicts(result)["copy-1"] == "floor not measured"
+    result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], Options(accept_floor=True))
+    assert verdicts(result)["copy-1"] == "cannot tell"
     assert result["exit_code"] == 1 and result["verdict"]["verdict"] == "not comparable"
 
 
-FLOOR = compare.Options(accept_floor=True)
+FLOOR = Options(accept_floor=True)
 
 
 def two_pairs_of(outputs: Callable[[str, str, int], str], **run: Any) -> Document:
@@ -321,7 +367,7 @@ def two_pairs_of(outputs: Callable[[str, str, int], str], **run: Any) -> Documen
     return compare_directories([Path("b1"), Path("b2")], [Path("n1"), Path("n2")], FLOOR)
 
 
-def test_a_baseline_that_differs_from_itself_over_all_cases_passes_none_that_vary(here: Path) -> None:
+def test_a_baseline_that_differs_from_itself_is_told_and_passes(here: Path) -> None:
     def outputs(deployment: str, case: str, repeat: int) -> str:
         other = {"b1": False, "b2": repeat % 2 == 1}.get(deployment, repeat == 1)
         return f"{case} {'B' if other else 'A'}"
@@ -329,13 +375,14 @@ def test_a_baseline_that_differs_from_itself_over_all_cases_passes_none_that_var
     cases = [(f"{family}-{number}", family) for family in ("copy", "explain", "short") for number in range(40)]
     result = two_pairs_of(outputs, cases=cases, repeats=4)
     # No case shows it alone.
-    assert set(verdicts(result).values()) == {"within the baseline's own variation"}
-    assert result["equality"]["verdict"] == "the baseline differs from itself between deployments"
-    assert (result["exit_code"], result["verdict"]["verdict"]) == (1, "not comparable")
+    assert set(verdicts(result).values()) == {"within the baseline's variation"}
+    assert "own outputs change from deployment to deployment" in result["equality"]["sentence"]
+    assert result["equality"]["base_p"] < 0.025
+    assert (result["exit_code"], result["verdict"]["verdict"]) == (0, "faster")
 
 
-def test_too_few_repeats_pass_only_where_deployments_are_the_repeats(here: Path) -> None:
-    """The floor is seen over all cases in both; only with one repeat can no case ever be told alone."""
+def test_cases_with_one_repeat_are_judged_together(here: Path) -> None:
+    """The second deployment shows the floor; with one repeat no case can ever be told alone."""
 
     def one_repeat(deployment: str, case: str, repeat: int) -> str:
         number = int(case.split("-")[1])
@@ -343,38 +390,49 @@ def test_too_few_repeats_pass_only_where_deployments_are_the_repeats(here: Path)
 
     many = [(f"copy-{number}", "copy") for number in range(90)]
     result = two_pairs_of(one_repeat, cases=many, repeats=1)
-    assert result["equality"]["verdict"] == "within the baseline's own variation"
-    assert "differs, too few repeats to tell" in verdicts(result).values() and result["exit_code"] == 0
+    assert result["equality"]["verdict"] == "within the baseline's variation" and result["exit_code"] == 0
 
 
-def test_too_few_of_several_repeats_do_not_pass(here: Path) -> None:
+def test_outputs_that_alternate_on_both_sides_pass_with_two_repeats(here: Path) -> None:
     def outputs(case: str, repeat: int) -> str:
         return f"{case} {repeat % 2}"
 
     one_pair_of({"outputs": outputs}, outputs=outputs, repeats=2)
     result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
-    assert result["equality"]["verdict"] == "within the baseline's own variation"
-    assert result["equality"]["counts"] == {"differs, too few repeats to tell": 9}
-    assert (result["exit_code"], result["verdict"]["verdict"]) == (1, "not comparable")
+    assert result["equality"]["counts"] == {"within the baseline's variation": 9}
+    assert (result["exit_code"], result["verdict"]["verdict"]) == (0, None)
 
 
-@pytest.mark.parametrize(("repeats", "passes"), [(2, False), (10, True)])
+@pytest.mark.parametrize(("changed", "passes"), [(5, False), (1, True)])
 def test_accept_floor_is_advised_only_where_it_helps(
-    repeats: int, passes: bool, here: Path, capsys: pytest.CaptureFixture[str]
+    changed: int, passes: bool, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def outputs(case: str, repeat: int) -> str:
-        return f"{case} {repeat % 2}"
+        return f"{case} {int(case == 'copy-1' and repeat < changed)}"
 
-    one_pair_of({"outputs": outputs}, outputs=outputs, repeats=repeats)
+    one_pair_of({"outputs": lambda case, repeat: f"{case} 0"}, outputs=outputs)
     run("baseline-c1", "ngram-c1", code=1)
-    assert ("--accept-floor passes" in " ".join(capsys.readouterr().out.split())) == passes
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("--accept-floor passes" in printed) == passes
+    assert ("outputs changed in 1 case of 9" in printed) != passes
     run("baseline-c1", "ngram-c1", "--accept-floor", code=0 if passes else 1)
+
+
+def test_outputs_of_which_nothing_can_be_said_name_what_would_tell(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_pair_of({"outputs": lambda *_: "A"}, outputs=lambda case, repeat: "B" if case == "copy-1" else "A", repeats=3)
+    run("baseline-c1", "ngram-c1", "--accept-floor", code=1)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Not comparable: 1 case of 9 differs in too few answers for a test and in too many to be chance" in printed
+    assert "; 4 answers to a case on each side (deployments times --repeats) would tell: copy-1" in printed
+    assert "no change of a case is found with 80% power; use more --repeats" in printed
 
 
 def test_an_output_of_the_base_alone_is_not_shown_as_the_candidate_s(here: Path) -> None:
     one_pair_of({"outputs": lambda case, repeat: "odd" if repeat == 3 else "usual"}, outputs=lambda *_: "usual")
     result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], FLOOR)
-    assert result["equality"]["cases"]["copy-1"]["verdict"] == "within the baseline's own variation"
+    assert result["equality"]["cases"]["copy-1"]["verdict"] == "within the baseline's variation"
     assert result["equality"]["cases"]["copy-1"]["divergence"] is None
 
 
@@ -405,23 +463,23 @@ def test_a_mix_is_judged_by_the_families_that_it_weighs(here: Path) -> None:
     one_pair_of(effect=-0.3, outputs=lambda case, _: "New." if case == "explain-1" else f"The answer to {case}.")
 
     def verdict(**mix: float) -> tuple[str, int]:
-        result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], compare.Options(mix=mix))
+        result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], Options(mix=mix))
         return result["verdict"]["verdict"], result["exit_code"]
 
-    assert verdict(copy=1.0, explain=0.0) == ("faster in this pair", 1)
+    assert verdict(copy=1.0, explain=0.0) == (None, 1)
     assert verdict(copy=0.9, explain=0.1) == ("not comparable", 1)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        compare.Options(),
-        compare.Options(primary="short"),
-        compare.Options(mix={"copy": 0.75, "short": 0.25}),
+        Options(),
+        Options(primary="short"),
+        Options(mix={"copy": 0.75, "short": 0.25}),
     ],
     ids=["overall", "family", "mix"],
 )
-def test_the_times_of_deployments_are_those_of_the_primary_line(options: compare.Options, here: Path) -> None:
+def test_the_times_of_deployments_are_those_of_the_primary_line(options: Options, here: Path) -> None:
     four_deployments()
     bases, candidates = [Path("baseline-c1"), Path("baseline2-c1")], [Path("ngram-c1"), Path("ngram2-c1")]
     result = compare_directories(bases, candidates, options)
@@ -430,16 +488,17 @@ def test_the_times_of_deployments_are_those_of_the_primary_line(options: compare
     logs = {side: [math.log(of["e2el_s"]) for of in result["deployments"] if of["side"] == side]
             for side in ("base", "candidate")}  # fmt: skip
     spread = math.sqrt(sum((one - two) ** 2 / 2 for one, two in logs.values()) / 2)
-    assert spread == pytest.approx(line["redeploy_spread"], rel=1e-9)
+    assert spread == pytest.approx(line["spread"], rel=1e-9)
     assert sum(logs["base"]) / 2 == pytest.approx(math.log(line["interval"]["base"]), rel=1e-9)
 
 
 def test_two_baselines_are_no_clear_difference(here: Path) -> None:
-    for order, seed in enumerate((1, 2)):
-        write_run(Path(f"baseline{order}"), repeats=10, order=order, seed=seed)
-    options = compare.Options(allow_same_mode=True)
-    result = compare_directories([Path("baseline0")], [Path("baseline1")], options)
-    assert (result["verdict"]["verdict"], result["exit_code"]) == ("no clear difference in this pair", 0)
+    for order in range(4):
+        write_run(Path(f"baseline{order}"), repeats=10, order=order, seed=order, schedule_seed=order // 2)
+    options = Options(allow_same_mode=True)
+    bases, candidates = [Path("baseline0"), Path("baseline3")], [Path("baseline1"), Path("baseline2")]
+    result = compare_directories(bases, candidates, options)
+    assert (result["verdict"]["verdict"], result["exit_code"]) == ("no clear difference", 0)
     assert any("Both sides are baseline" in warning for warning in result["warnings"])
 
 
@@ -468,7 +527,7 @@ def test_expected_answers_are_counted_in_both_modes(here: Path) -> None:
 
 def test_a_mix_weighs_families(here: Path) -> None:
     four_deployments()
-    options = compare.Options(mix={"copy": 0.25, "short": 0.75})
+    options = Options(mix={"copy": 0.25, "short": 0.75})
     result = compare_directories([Path("baseline-c1")], [Path("ngram-c1")], options)
     lines = result["metrics"]["e2el"]
     logs = [math.log(lines["families"][family]["interval"]["ratio"]) for family in ("copy", "short")]
@@ -493,8 +552,8 @@ def test_control_characters_of_the_model_do_not_reach_the_terminal(
 
 
 def test_a_long_family_name_does_not_break_the_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one_pair_of(cases=[("a", "x" * 200), ("b", "y" * 200)], repeats=30)
-    run("baseline-c1", "ngram-c1", code=0)
+    names = four_deployments(cases=(cases := [("a", "x" * 200), ("b", "y" * 200)]), base={"cases": cases})
+    run(*names, code=0)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
 
 
@@ -571,7 +630,7 @@ def test_files_that_contradict_each_other_are_refused(
 def test_the_json_is_documented_key_by_key(here: Path) -> None:
     run(*four_deployments(), "--json", "out.json", code=0)
     result = json.loads(Path("out.json").read_text())
-    assert result["format"] == assessment.FORMAT == 1
+    assert result["format"] == FORMAT == 2
     documented = (ROOT / "docs" / "comparison.md").read_text()
     by_name = {"cases", "families", "counts", "finish_base", "finish_candidate", "mix", "mode_verified"}
 
@@ -617,13 +676,12 @@ def recorded(path: Path, mode: str, users: int, order: int) -> Path:
 def test_recorded_runs_of_vllm(users: int, tmp_path: Path) -> None:
     base = recorded(tmp_path / "baseline", "baseline", users, 0)
     candidate = recorded(tmp_path / "ngram", "ngram", users, 1)
-    result = compare_directories([base], [candidate], compare.Options(accept_floor=True))
+    result = compare_directories([base], [candidate], Options(accept_floor=True))
     words = set(verdicts(result).values())
     if users == 1:
         assert words == {"identical"}
     else:  # the baseline alone gives several outputs: that is no evidence against ngram
-        assert "within the baseline's own variation" in words
+        assert "within the baseline's variation" in words
         assert max(of["distinct_base"] for of in result["equality"]["cases"].values()) > 1
-    assert result["metrics"]["e2el"]["effective"] < 90
     assert result["metrics"]["e2el"]["families"]["copy"]["interval"]["ratio"] < 1 or users > 1
     assert result["metrics"]["e2el"]["overall"]["prompts"]["low"] is None

@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.comparison import equality, permutation
+from specbench.comparison.divergence import Parting, first_divergence
 from specbench.comparison.equality import (
-    BASE_DIFFERS,
-    DIFFERENT,
+    CANNOT_TELL,
+    CHANGED,
     IDENTICAL,
-    NO_FLOOR,
-    TOO_FEW,
     WITHIN,
     compare_outputs,
-    first_divergence,
     judge_cases,
-    pass_rates,
+    least_change,
+    repeats_to_tell,
 )
-from specbench.comparison.permutation import mcnemar, score_test
+from specbench.comparison.format import Likeness
+from specbench.comparison.permutation import mcnemar, pass_rates, score_test
 
 
 def disagreement(a: Sequence[int], b: Sequence[int]) -> float:
@@ -110,26 +110,60 @@ A, B, C, D, E_ = "abcde"
     [
         ([[A]], [[A]], IDENTICAL),
         ([[A] * 10], [[A] * 10], IDENTICAL),
-        ([[A]], [[B]], NO_FLOOR),
-        ([[A, A]], [[B, B]], TOO_FEW),
-        ([[A, A, A]], [[B, B, B]], TOO_FEW),
-        ([[A] * 4], [[B] * 4], DIFFERENT),  # by the rule: p = .029 does not reach .025
-        ([[A] * 5], [[B] * 5], DIFFERENT),
-        ([[A] * 10], [[A] * 9 + [B]], TOO_FEW),
+        ([[A]], [[B]], CANNOT_TELL),  # one deployment and one repeat
+        ([[A, A]], [[A, B]], WITHIN),  # a single answer is new
+        ([[A, A]], [[B, B]], CANNOT_TELL),
+        ([[A, A, A]], [[B, B, B]], CANNOT_TELL),
+        ([[A] * 4], [[B] * 4], CHANGED),  # by the rule: p = .029 does not reach .025
+        ([[A] * 5], [[B] * 5], CHANGED),
+        ([[A] * 10], [[A] * 9 + [B]], WITHIN),
+        ([[A] * 10], [[A] * 7 + [B] * 3], CANNOT_TELL),
         ([[A] * 9 + [B]], [[A] * 10], WITHIN),
         ([[A, A, A, B, C] * 2], [[A, A, B, B, C] * 2], WITHIN),
-        ([[A] * 5 + [B] * 5], [[C] * 5 + [D] * 5], DIFFERENT),
-        ([list("abcdefghij")], [list("klmnopqrst")], TOO_FEW),
-        ([[A] * 10, [B] * 5 + [C] * 5], [[A] * 5 + [B] * 5, [A] * 6 + [C] * 4], BASE_DIFFERS),
-        ([[A] * 5, [A] * 5], [[B] * 5, [B] * 5], DIFFERENT),
-        ([[A] * 5, [A] * 5], [[A] * 5, [B] * 5], TOO_FEW),  # one deployment is odd, whichever mode it had
-        ([[A], [A]], [[B], [B]], TOO_FEW),
+        ([[A] * 5 + [B] * 5], [[C] * 5 + [D] * 5], CHANGED),
+        ([list("abcdefghij")], [list("klmnopqrst")], WITHIN),  # the base never repeats itself either
+        ([[A] * 10, [B] * 5 + [C] * 5], [[A] * 5 + [B] * 5, [A] * 6 + [C] * 4], WITHIN),
+        ([[A] * 5, [A] * 5], [[B] * 5, [B] * 5], CHANGED),
+        ([[A] * 5, [A] * 5], [[A] * 5, [B] * 5], WITHIN),  # one deployment is odd, whichever mode it had
+        ([[A], [A]], [[B], [B]], CANNOT_TELL),
     ],
 )
-def test_every_verdict_word(base: list[list[str]], candidate: list[list[str]], word: str) -> None:
+def test_every_verdict_word(base: list[list[str]], candidate: list[list[str]], word: Likeness) -> None:
     judged = judge_cases([compare_outputs("x", base, candidate)])
-    assert judged.cases[0].verdict == word
-    assert judged.cases[0].reason
+    assert judged.cases[0].verdict is judged.verdict is word
+    assert judged.cases[0].reason and judged.sentence
+
+
+def test_one_stray_output_does_not_void_the_others() -> None:
+    """Nine cases, ten repeats: a tenth of one case's answers is new, which no test of it alone can judge."""
+    cases = [compare_outputs(f"fixed-{i}", [[A] * 10] * 2, [[A] * 10] * 2) for i in range(8)]
+    stray = compare_outputs("stray", [[A] * 10] * 2, [[A] * 9 + [B]] * 2)
+    judged = judge_cases([*cases, stray])
+    assert judged.verdict is WITHIN and judged.new == pytest.approx(2 / 180)
+    assert not judged.cases[-1].tested and "few of the candidate's outputs are new" in judged.cases[-1].reason
+    more = compare_outputs("more", [[A] * 10] * 2, [[A] * 8 + [B] * 2] * 2)
+    judged = judge_cases([*cases, more])
+    assert judged.verdict is CANNOT_TELL and "more" in judged.sentence
+    assert f"{repeats_to_tell(more, 0.025)} answers to a case" in judged.sentence
+
+
+def test_a_change_that_only_all_cases_show_names_none_and_counts_for_every_one_that_differs() -> None:
+    cases = [compare_outputs(f"case-{i}", [[A] * 5], [[A] * 3 + [B] * 2]) for i in range(20)]
+    judged = judge_cases([*cases, compare_outputs("fixed", [[A] * 5], [[A] * 5])])
+    assert judged.verdict is CHANGED and "all cases together" in judged.sentence
+    assert [case.verdict for case in judged.cases] == [CHANGED] * 20 + [IDENTICAL]
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(20, 0.025), (10, 0.025), (40, 0.02), (5, 0.025)])
+def test_the_least_change_that_is_found_has_eighty_percent_power(n: int, alpha: float) -> None:
+    """Held against the test itself, over every number of new outputs."""
+    share = least_change(n, n, alpha)
+    assert share is not None
+    found = [score_test([n, 0], [n - x, x]).p <= alpha + 1e-12 for x in range(n + 1)]
+    for percent, enough in ((share, True), (share - 0.01, False)):
+        chance = [math.comb(n, x) * percent**x * (1 - percent) ** (n - x) for x in range(n + 1)]
+        assert (sum(c for c, rejects in zip(chance, found, strict=True) if rejects) >= 0.8) == enough
+    assert least_change(2, 2, 0.025) is None and least_change(1, 10, 0.025) is None
 
 
 def test_real_outputs_at_eight_users_are_within_the_baselines_own_variation() -> None:
@@ -150,7 +184,7 @@ def test_a_base_run_that_never_varies_beside_one_that_does_is_told() -> None:
     """Seen on an H200: 10 of 10 alike where another deployment of the same baseline split 4-2-2-1-1."""
     varying = [A] * 4 + [B] * 2 + [C] * 2 + [D, E_]
     judged = judge_cases([compare_outputs("explain", [[A] * 10, varying], [varying, varying])])
-    assert judged.verdict == BASE_DIFFERS
+    assert judged.verdict is WITHIN and "from deployment to deployment" in judged.sentence
     assert judged.base_p is not None and judged.base_p <= 0.05
 
 
@@ -164,13 +198,19 @@ def test_base_against_base_is_corrected_for_its_two_ways() -> None:
     assert both.base_p == 2 * min(p for p in ways if p is not None)
 
 
-def test_once_redeploying_changes_outputs_only_new_outputs_are_different() -> None:
+def test_once_deploying_again_changes_outputs_only_new_outputs_are_a_change() -> None:
     moved = compare_outputs("moved", [[A] * 10, [B] * 10], [[A] * 10, [B] * 10])
     shared = compare_outputs("shared", [[A] * 9 + [B]] * 2, [[A] * 2 + [C] * 8] * 2)
     new = compare_outputs("new", [[A] * 9 + [B]] * 2, [[C] * 8 + [D] * 2] * 2)
-    assert judge_cases([shared, new]).verdict == DIFFERENT
+    assert judge_cases([shared, new]).verdict is CHANGED
     words = [case.verdict for case in judge_cases([moved, shared, new]).cases]
-    assert words == [BASE_DIFFERS, BASE_DIFFERS, DIFFERENT]
+    assert words == [WITHIN, WITHIN, CHANGED]
+
+
+def test_a_case_whose_base_never_varies_is_not_excused_by_another_that_does() -> None:
+    moved = compare_outputs("moved", [[A] * 10, [B] * 10], [[A] * 10, [B] * 10])
+    half = compare_outputs("half", [[A] * 10] * 2, [[A] * 5 + [C] * 5] * 2)
+    assert [case.verdict for case in judge_cases([moved, half]).cases] == [WITHIN, CHANGED]
 
 
 def one_repeat(base: str, candidate: str) -> equality.CaseEquality:
@@ -180,11 +220,11 @@ def one_repeat(base: str, candidate: str) -> equality.CaseEquality:
 def test_many_cases_with_one_repeat_take_the_floor_from_the_second_deployment() -> None:
     floor = [one_repeat("ab", "ab"), one_repeat("aa", "ab"), one_repeat("ab", "aa"), one_repeat("ab", "bb")] * 10
     same = judge_cases(floor + [one_repeat("aa", "aa")] * 260)
-    assert same.verdict == WITHIN and same.combined_p is not None and same.floor == pytest.approx(30 / 300)
+    assert same.verdict is WITHIN and same.combined_p is not None and same.floor == pytest.approx(30 / 300)
     changed = judge_cases(floor + [one_repeat("aa", "bb")] * 30 + [one_repeat("aa", "aa")] * 230)
-    assert changed.verdict == DIFFERENT
+    assert changed.verdict is CHANGED
     alone = judge_cases([compare_outputs("x", [["a"]], [["b"]]), compare_outputs("y", [["a"]], [["a"]])])
-    assert alone.verdict == NO_FLOOR and alone.floor is None
+    assert alone.verdict is CANNOT_TELL and "the baseline ran once" in alone.sentence and alone.floor is None
 
 
 def test_one_odd_deployment_does_not_condemn_its_mode() -> None:
@@ -193,14 +233,14 @@ def test_one_odd_deployment_does_not_condemn_its_mode() -> None:
     for cases in ([one_repeat("aa", "ab")] * 40 + [one_repeat("aa", "aa")] * 40, repeated):
         judged = judge_cases(cases)
         assert judged.combined_p is not None and judged.combined_p <= 0.025
-        assert judged.verdict == TOO_FEW and "redeploy" in judged.sentence
+        assert judged.verdict is WITHIN
 
 
 def test_the_rule_warns_where_chance_could_have_made_it() -> None:
     cases = [compare_outputs("x", [[A] * 4], [[B] * 4])]
     cases += [compare_outputs("y", [[A, B, A, B]], [[B, A, B, A]])] * 20
     judged = judge_cases(cases)
-    assert judged.cases[0].verdict == DIFFERENT
+    assert judged.cases[0].verdict is CHANGED
     assert any("chance" in warning for warning in judged.warnings)
 
 
@@ -214,14 +254,13 @@ def test_unequal_repeats_and_three_deployments_are_judged() -> None:
 def test_a_side_without_outputs_is_an_error() -> None:
     with pytest.raises(ValueError, match="no output"):
         compare_outputs("x", [[]], [[A]])
-    assert judge_cases([]).verdict == IDENTICAL
 
 
 def test_first_divergence_of_texts_and_tokens() -> None:
     found = first_divergence("the cat sat", "the car sat", around=4)
-    assert found == equality.Divergence(6, "e ca", "t sa", "r sa")
+    assert found == Parting(6, "e ca", "t sa", "r sa")
     shorter = first_divergence([1, 2, 3], [1, 2])
-    assert shorter == equality.Divergence(2, [1, 2], [3], [])
+    assert shorter == Parting(2, [1, 2], [3], [])
     assert first_divergence("same", "same") is None
     assert first_divergence("", "") is None
 
@@ -234,6 +273,6 @@ def test_mcnemar_by_hand(only_base: int, only_candidate: int, p: float) -> None:
 def test_pass_rates_say_when_they_cannot_test() -> None:
     few = pass_rates([True, True, False], [True, False, False])
     assert (few.base_passed, few.candidate_passed, few.only_base, few.p) == (2, 1, 1, None)
-    assert few.reason is not None and "six" in few.reason
+    assert few.reason is not None and "fewer than six" in few.reason
     many = pass_rates([True] * 10, [False] * 8 + [True] * 2)
     assert many.p == mcnemar(8, 0) and many.reason is None

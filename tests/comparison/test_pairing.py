@@ -46,12 +46,12 @@ def refusal(folder: Path, **sides: Document) -> str:
 # ---- arrays
 
 
-def test_arrays_are_in_schedule_order_whatever_the_order_of_completion(tmp_path: Path) -> None:
+def test_arrays_are_by_case_and_repeat_whatever_the_order_of_completion(tmp_path: Path) -> None:
     straight = two(tmp_path / "a")
     backwards = two(tmp_path / "b", candidate={"edit": lambda manifest, summary, rows: rows.reverse()})
     for metric in ("e2el", "ttft", "tpot"):
         np.testing.assert_array_equal(straight.candidates[0].times[metric], backwards.candidates[0].times[metric])
-    np.testing.assert_array_equal(straight.bases[0].shape, backwards.candidates[0].shape)
+    np.testing.assert_array_equal(straight.bases[0].position, backwards.candidates[0].position)
 
 
 def test_warmups_are_left_out(tmp_path: Path) -> None:
@@ -65,11 +65,39 @@ def test_warmups_are_left_out(tmp_path: Path) -> None:
 
 def test_tpot_is_missing_where_a_request_has_one_token(tmp_path: Path) -> None:
     def one_token(manifest: Document, summary: Document, rows: list[Document]) -> None:
-        rows[4]["completion_tokens"] = 1
+        next(row for row in rows if (row["case"], row["repeat"]) == ("copy-3", 1))["completion_tokens"] = 1
 
     times = two(tmp_path, base={"edit": one_token}).bases[0].times
-    assert np.flatnonzero(np.isnan(times["tpot"])).tolist() == [4]
+    assert np.flatnonzero(np.isnan(times["tpot"])).tolist() == [5]
     assert not np.isnan(times["e2el"]).any()
+
+
+def test_an_answer_without_text_is_compared_on_its_whole_time_and_its_output(tmp_path: Path) -> None:
+    """Its first token was the end of the answer."""
+
+    def no_text(manifest: Document, summary: Document, rows: list[Document]) -> None:
+        for row in rows:
+            if row["case"] == "short-1":
+                row.update(text="", token_ids=[2], ttft_s=None, decode_s=None, completion_tokens=1, first_tokens=None)
+
+    found = two(tmp_path, base={"edit": no_text}, candidate={"edit": no_text})
+    times = found.bases[0].times
+    assert np.isfinite(times["e2el"]).all()
+    for metric in ("ttft", "tpot"):
+        assert np.flatnonzero(np.isnan(times[metric])).tolist() == [12, 13]
+    assert found.outputs.text(int(found.bases[0].output[12])) == ""
+
+
+def test_each_pair_may_have_a_schedule_of_its_own(tmp_path: Path) -> None:
+    paths = {}
+    for order, (mode, seed) in enumerate((("baseline", 1), ("ngram", 1), ("ngram", 2), ("baseline", 2))):
+        paths[mode, seed] = write_run(tmp_path / f"{mode}{seed}", mode=mode, repeats=2, order=order, schedule_seed=seed)
+    bases, candidates = ([paths[mode, seed] for seed in (1, 2)] for mode in ("baseline", "ngram"))
+    found = pair(bases, candidates)
+    assert not np.array_equal(found.bases[0].position, found.bases[1].position)
+    np.testing.assert_array_equal(found.bases[1].position, found.candidates[1].position)
+    with pytest.raises(UserError, match="are a pair and differ in schedule; run both modes of a pair with the same"):
+        pair(bases, candidates[::-1])
 
 
 def test_equal_outputs_are_stored_once() -> None:
@@ -84,7 +112,7 @@ def test_equal_outputs_are_stored_once() -> None:
 
 DIFFERENCES = [
     ("inventory.sha256", "f" * 64, "differ in inventory", "--prompts"),
-    ("schedule.sha256", "f" * 64, "differ in schedule", "--seed"),
+    ("schedule.sha256", "f" * 64, "are a pair and differ in schedule", "--seed"),
     ("concurrency", 8, "differ in concurrency: 1 and 8", "--concurrency"),
     ("server.model.id", "other/model", "differ in model: Qwen/Qwen3-4B and other/model", "one model"),
     ("server.model.max_model_len", 4096, "limit max_model_len: 2048 and 4096", "one limit"),

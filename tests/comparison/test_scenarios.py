@@ -31,7 +31,8 @@ class Experiment:
             side = candidate if name.startswith("ngram") else base
             arguments = {"deployment": shift, **side, **((first_base or {}) if order == 0 else {})}
             mode = name.removesuffix("2")
-            write_run(self._folder / name, mode=mode, repeats=10, order=order, seed=order, **arguments)
+            seeds = {"seed": order, "schedule_seed": int(name.endswith("2"))}
+            write_run(self._folder / name, mode=mode, repeats=10, order=order, **seeds, **arguments)
         paths = [str(self._folder / name) for name in names]
         self.code = compare.main([paths[0], paths[1], "--and", paths[3], paths[2], *options])
         self.text = self._capsys.readouterr().out
@@ -55,7 +56,7 @@ def test_1_a_real_effect_is_concluded(experiment: Experiment) -> None:
     experiment.compare(candidate={"effect": -0.2})
     assert experiment.code == 0
     assert experiment.verdict("E2EL overall") == "faster"
-    assert experiment.says("Verdict (overall): faster;")
+    assert experiment.says("Faster: ngram takes 18% less time than baseline (overall; 2 deployments of each mode,")
     assert experiment.says("all 9 cases gave one and the same output")
 
 
@@ -72,8 +73,14 @@ def test_3_an_effect_in_one_family_is_seen_there_and_nowhere_else(experiment: Ex
     assert experiment.code == 0
     assert experiment.verdict("E2EL copy") == "faster"
     assert experiment.verdict("E2EL explain") == experiment.verdict("E2EL short") == "no clear difference"
-    assert experiment.says("Verdict (copy): faster;")
-    assert experiment.says("* 5% each, not together")
+    assert experiment.says("Faster: ngram takes 33% less time than baseline (copy; ")
+    assert experiment.says("* wrong in 5% of comparisons without an effect, each row on its own;")
+
+
+def test_3b_families_that_differ_are_the_answer(experiment: Experiment) -> None:
+    experiment.compare(candidate={"effect": {"copy": -0.4, "explain": 0.3}})
+    assert experiment.code == 0
+    assert experiment.says("Depends: on for copy (33% less), off for explain (34% more), no clear difference for short")
 
 
 def test_4_faster_at_one_user_and_slower_at_eight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +102,8 @@ def test_5_outputs_that_differ_for_good_are_not_comparable(experiment: Experimen
     assert experiment.code == 1
     assert experiment.verdict("E2EL overall") == experiment.verdict("E2EL copy") == "not comparable"
     assert experiment.verdict("E2EL short") == "faster"
-    assert experiment.says("different: copy-1")
+    assert experiment.says("Not comparable: outputs changed in 1 case of 9 (a permutation test of each case, p = ")
+    assert experiment.says("after correction for 1 case): copy-1; with these answers a change is found with 80% power")
 
 
 def vary(case: str, repeat: int) -> str:
@@ -110,11 +118,12 @@ def test_6_outputs_that_vary_as_the_baselines_do_pass_when_asked(
     strict = Experiment(tmp_path / "strict", capsys).compare(**sides)
     assert strict.code == 1
     assert strict.verdict("E2EL overall") == "not comparable"
-    assert strict.says("within the baseline's own variation, which --accept-floor passes")
+    assert strict.says("the outputs of 1 of 9 cases are not identical (copy-1)")
+    assert strict.says("they are within the baseline's variation, which --accept-floor passes")
     accepted = Experiment(tmp_path / "accepted", capsys).compare("--accept-floor", **sides)
     assert accepted.code == 0
     assert accepted.verdict("E2EL overall") == "faster"
-    assert accepted.says("within the baseline's own variation: copy-1")
+    assert accepted.says("Outputs: within the baseline's variation, for")
 
 
 def cold(manifest: dict[str, Any], summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -124,7 +133,8 @@ def cold(manifest: dict[str, Any], summary: dict[str, Any], rows: list[dict[str,
 def test_7_a_cold_first_deployment_is_no_speedup(experiment: Experiment) -> None:
     experiment.compare(first_base={"edit": cold, "deployment": 0.3})
     assert experiment.code == 1
-    assert experiment.verdict("E2EL overall") == "suspect: compile cache"
+    assert experiment.verdict("E2EL overall") == "suspect"
+    assert experiment.says("Suspect: something other than the mode could explain a difference (compile cache)")
     assert experiment.says("baseline compiled at start and the other side loaded a warm cache; deploy both modes once")
 
 
@@ -143,7 +153,8 @@ def test_8_to_11_a_confound_makes_the_verdict_suspect(
 ) -> None:
     experiment.compare(candidate={"effect": -0.2, "summary": summary})
     assert experiment.code == 1
-    assert experiment.verdict("E2EL overall") == experiment.verdict("E2EL copy") == f"suspect: {gate}"
+    assert experiment.verdict("E2EL overall") == experiment.verdict("E2EL copy") == "suspect"
+    assert experiment.says(f"could explain a difference ({gate})") and experiment.says(f"GATE {gate}: ")
     assert experiment.says(number) and experiment.says(advice)
 
 

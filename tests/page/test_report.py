@@ -279,15 +279,14 @@ def test_the_effect_in_words(of: dict[str, Any], said: str) -> None:
     [
         ("faster", "good", "Yes"),
         ("slower", "bad", "No"),
-        ("faster in this pair", "unknown", "Not concluded: faster in this pair"),
-        ("slower in this pair", "unknown", "Not concluded: slower in this pair"),
-        ("no clear difference in this pair", "same", "No clear difference"),
-        ("cannot say from this pair", "unknown", "Cannot say"),
+        ("no clear difference", "same", "No clear difference"),
+        ("depends", "same", "Depends"),
+        (None, "unknown", "No verdict"),
         ("not comparable", "stop", "Not comparable"),
-        ("suspect: preemptions", "stop", "Suspect"),
+        ("suspect", "stop", "Suspect"),
     ],
 )
-def test_every_verdict_has_an_answer(verdict: str, kind: str, lead: str) -> None:
+def test_every_verdict_has_an_answer(verdict: str | None, kind: str, lead: str) -> None:
     families = {name: {**line("faster", 0.7), "name": name, "primary": False} for name in ("copy", "short")}
     result = {
         "verdict": {"verdict": verdict, "timing": "faster"},
@@ -295,7 +294,7 @@ def test_every_verdict_has_an_answer(verdict: str, kind: str, lead: str) -> None
         "candidate": {"mode": "ngram"},
         "cases": 9,
         "gates": [{"name": "preemptions", "state": "fired"}],
-        "equality": {"verdict": "different", "cases": {"copy-1": {"passes": False}}, "counts": {"identical": 8}},
+        "equality": {"verdict": "changed", "cases": {"copy-1": {"passes": False}}, "counts": {"identical": 8}},
         "metrics": {"e2el": {"overall": line("faster", 0.8, 0.7, 0.9), "families": families}},
     }
     said = answer.answer(result)
@@ -364,7 +363,7 @@ def test_one_pair_is_said_of_the_load_that_has_one(tmp_path: Path) -> None:
     out = tmp_path / "p.html"
     assert report.main([*map(str, directories), "--out", str(out)]) == 0
     text = out.read_text()
-    assert "1 or 2 deployments per mode" in text and text.count("One deployment per mode: redeploy") == 1
+    assert "1 or 2 deployments per mode" in text and text.count("one deployment of each mode describes these two") >= 1
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

@@ -37,6 +37,7 @@ def write_run(
     ar: float = 0.0,
     spread: float = 0.0,
     seed: int = 1,
+    schedule_seed: int = 0,
     order: int = 0,
     concurrency: int = 1,
     outputs: Callable[[str, int], str] = lambda case, repeat: f"The answer to {case}.",
@@ -52,12 +53,12 @@ def write_run(
         deployment: this deployment's own shift of ln(E2EL).
         noise: standard deviation of ln(E2EL) within a case; `ar` its lag-1 correlation in schedule order.
         spread: standard deviation of the effects over cases, the same draw in every run (only where `effect` is given).
-        seed: of the noise; the schedule's is fixed, so that any two directories of one shape pair.
+        seed: of the noise. `schedule_seed`: of the order of the requests; both runs of a pair have the same.
         order: hours after the epoch at which this deployment started.
         outputs: the text of a case's answer in a repeat; its token ids are made of it.
         summary: sections that replace the healthy ones, e.g. {"server": {"preemptions": 3}}, merged key by key.
     """
-    schedule = _schedule(cases, repeats)
+    schedule = _schedule(cases, repeats, schedule_seed)
     shifts = _effects(cases, effect, spread)
     errors = _autoregressive(len(schedule), noise, ar, seed)
     expect = dict(expect or {})
@@ -68,7 +69,7 @@ def write_run(
         log_e2el = np.log(LEVEL_S.get(family, 0.5)) + shifts[case] + deployment + errors[position]
         rows.append(_row(case, family, repeat, position, start, float(np.exp(log_e2el)), text, concurrency, token_ids))
         start += rows[-1]["e2el_s"] / concurrency
-    manifest = _manifest(mode, cases, repeats, schedule, concurrency, order, expect)
+    manifest = _manifest(mode, cases, repeats, schedule, schedule_seed, concurrency, order, expect)
     whole = _summary(rows, mode)
     for section, values in (summary or {}).items():
         whole[section].update(values)
@@ -81,8 +82,8 @@ def write_run(
     return path
 
 
-def _schedule(cases: Sequence[tuple[str, str]], repeats: int) -> list[tuple[str, str, int]]:
-    generator = random.Random(0)
+def _schedule(cases: Sequence[tuple[str, str]], repeats: int, seed: int) -> list[tuple[str, str, int]]:
+    generator = random.Random(seed)
     items = []
     for repeat in range(repeats):
         shuffled = list(cases)
@@ -158,6 +159,7 @@ def _manifest(
     cases: Sequence[tuple[str, str]],
     repeats: int,
     schedule: Sequence[tuple[str, str, int]],
+    schedule_seed: int,
     concurrency: int,
     order: int,
     expect: Mapping[str, str],
@@ -215,7 +217,7 @@ def _manifest(
             "stream_options": {"include_usage": True},
             "chat_template_kwargs": {"enable_thinking": False},
             "return_token_ids": True,
-            "seed": 0,
+            "seed": schedule_seed,
         },
         "inventory": {
             "name": "prompts.jsonl",
@@ -231,7 +233,9 @@ def _manifest(
                 for case, family in cases
             ],
         },
-        "schedule": {"sha256": _sha(repr(schedule)), "requests": len(schedule), "repeats": repeats, "seed": 0},
+        "schedule": {
+            "sha256": _sha(repr(schedule)), "requests": len(schedule), "repeats": repeats, "seed": schedule_seed,
+        },
         "concurrency": concurrency,
         "timeout_s": 300.0,
         "inactivity_timeout_s": 60.0,
