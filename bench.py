@@ -55,6 +55,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     seconds("--ready-timeout", dest="ready_timeout_s", default=900.0, help="for GET /health (default 900)")
     add("--client-location", type=printable, help="label of where this client runs, for the manifest")
     add("--allow-commands", action="store_true", help="run the commands with which the prompts file judges answers")
+    add("--no-text", action="store_true", help="keep lengths and digests in place of prompts and answers")
     add("--insecure-http", action="store_true", help="allow the token over http:// to another machine")
     return parser.parse_args(argv)
 

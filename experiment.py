@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here, so that Ctrl-C meanwhile is one sentence.
         from specbench.deploy.closing import closing
         from specbench.deploy.experiment import Experiment
-        from specbench.deploy.opening import held, new_experiment, old_experiment, target_of
+        from specbench.deploy.opening import held, new_experiment, old_experiment, prompts_file, target_of
         from specbench.deploy.processes import HOST
 
         for name in ("NO_PROXY", "no_proxy"):  # no proxy leads to this machine's own servers
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if given.resume:
                 target.check()
             started = True
-            Experiment(given.out, state, target).run()
+            Experiment(given.out, state, target, prompts_file(given, state.settings)).run()
         print(closing(given.out, state), flush=True)
         make_page(given.out)
     except UserError as error:
@@ -85,9 +85,10 @@ def parse(argv: Sequence[str] | None) -> Given:
     add("--repeats", type=int, help=repeats)
     add("--max-tokens", type=int, metavar="N", help="for cases without their own (default: 128)")
     add("--prompts", type=Path, metavar="FILE", help="inventory (default: prompts.jsonl)")
+    add("--no-text", action="store_true", help="keep lengths and digests in place of prompts and answers")
     resume = (
         "go on with the experiment in --out, with its settings; not stored, so give them again: --approve, "
-        "--insecure-http, --port, --startup-timeout, and options after -- that hold a secret"
+        "--insecure-http, --port, --startup-timeout, options after -- that hold a secret, and with --no-text --prompts"
     )
     add("--resume", action="store_true", help=resume)
     add("--port", type=int, help="where servers listen on 127.0.0.1 (default: a free one)")

@@ -23,6 +23,7 @@ from specbench.client.reporting import ProgressLine, next_step
 from specbench.client.request import RequestSettings
 from specbench.client.target import Target, find_target, run_in_url, tokens_in_environment
 from specbench.client.transport import Transport, make_room_for_connections
+from specbench.client.withholding import WithholdingDirectory
 from specbench.record.directory import ResultDirectory, read_requests
 from specbench.record.format import (
     FORMAT,
@@ -35,12 +36,13 @@ from specbench.record.format import (
     Manifest,
     Mode,
     Network,
+    PromptTokenSource,
     Request,
     ScheduleRecord,
     ServerIdentity,
     Status,
 )
-from specbench.record.judged import Judged, count_commands, judge_answers, write_judged
+from specbench.record.judged import Judged, count_commands, judge_answers, measured_answers, write_judged
 from specbench.record.prompts import write_prompt_tokens
 from specbench.record.provenance import client_record, now, tool
 from specbench.record.summary import summarize, summary_table
@@ -73,6 +75,7 @@ class RunSettings:
         timeout_s, inactivity_timeout_s: limits of a request.
         ready_timeout_s: limit for GET /health.
         client_location: label of where this client runs.
+        no_text: whether lengths and digests are kept in place of prompts and answers.
         allow_commands: whether the commands in `expect` of the cases may run.
         command: the command line as the manifest stores it.
     """
@@ -95,6 +98,7 @@ class RunSettings:
     client_location: str | None
     command: list[str]
     allow_commands: bool
+    no_text: bool
 
 
 def measure(settings: RunSettings) -> int:
@@ -114,7 +118,9 @@ def measure(settings: RunSettings) -> int:
             insecure_http=settings.insecure_http,
         )
         secrets = Secrets(*tokens_in_environment(), target.token)
-        directory = ResultDirectory(settings.out)
+        directory = (
+            WithholdingDirectory(settings.out, inventory.cases) if settings.no_text else ResultDirectory(settings.out)
+        )
         try:
             run = Run(settings, inventory, target, directory, secrets)
             return run_event_loop(run.run)
@@ -166,6 +172,7 @@ class Run:
             self._warnings.append(
                 f"{requests} occupy {self._users} of {settings.concurrency} users: that is the load that was measured"
             )
+        self._prompt_tokens: TokenIds = {}
         self._zero_ns = time.perf_counter_ns()
         self._started = now()
 
@@ -224,7 +231,10 @@ class Run:
         counts = {row.case: row.prompt_tokens for row in rows if row.prompt_tokens is not None}
         service.check_room(server, cases, lengths | counts, settings.max_tokens)
         prompt_tokens, source = prompts.choose(cases, streamed, tokenized, counts)
-        if prompt_tokens is not None:
+        self._prompt_tokens = prompt_tokens or {}
+        if settings.no_text:
+            source = PromptTokenSource(None, "the run was measured with --no-text")
+        elif prompt_tokens is not None:
             write_prompt_tokens(self.out.path, prompt_tokens)
         before = await metrics.scrape_when_settled(session.client, cold, len(rows))
         drafts = Metrics(before).drafts_since(Metrics(cold))
@@ -246,7 +256,7 @@ class Run:
             command=settings.command,
             service_run=settings.service_run or run_in_url(target.url),
             url=public_url(target.url),
-            inventory=msgspec.convert(self.inventory.manifest(), InventoryRecord),
+            inventory=self._inventory_record(),
             schedule=msgspec.convert(schedule_manifest(self._items, settings.repeats, settings.seed), ScheduleRecord),
             concurrency=settings.concurrency,
             timeout_s=settings.timeout_s,
@@ -260,7 +270,15 @@ class Run:
             network=Network(round_trips, session.transport.proxies),
             prompt_tokens=source,
             users=self._users,
+            no_text=settings.no_text,
         ), before
+
+    def _inventory_record(self) -> InventoryRecord:
+        record = msgspec.convert(self.inventory.manifest(), InventoryRecord)
+        if self.settings.no_text:
+            for case in record.cases:
+                case.expect = None  # it is text; judged.json holds what it said of the answers
+        return record
 
     async def _warm_up(self, session: Session) -> tuple[list[Request], TokenIds]:
         """Send the warm-up requests and store them; also the prompts' token ids, where the server sends them.
@@ -343,6 +361,8 @@ class Run:
     ) -> int:
         """Write manifest and summary, say how it went, return the exit code."""
         manifest.stopped = result.stopped if result else None
+        if self.settings.no_text and manifest.stopped:  # the server's words may quote a prompt
+            manifest.stopped = manifest.stopped.partition(", the last with ")[0]
         manifest.status = _status(result)
         manifest.ended = now()
         self.out.write_json(MANIFEST, manifest)
@@ -350,7 +370,12 @@ class Run:
         own = result.done + (self._users if result.stopped else 0) if result else 0
         server = metrics.deltas(before, after, own, in_turn=in_turn)
         load_warnings = result.warnings() if result else []
-        judged, judging_warnings = self._judge(manifest)
+        if isinstance(self.out, WithholdingDirectory):
+            limit = manifest.server.model.max_model_len
+            self._warnings += self.out.write_steps(
+                self._prompt_tokens, manifest.launched, max_tokens=self.settings.max_tokens, max_model_len=limit
+            )
+        judged, judging_warnings = self._judge()
         summary = summarize(
             self.out.path,
             manifest,
@@ -372,16 +397,22 @@ class Run:
             return INTERRUPTED
         return 0 if result.stopped is None and summary.requests.ok == len(self._items) else 1
 
-    def _judge(self, manifest: Manifest) -> tuple[Judged, list[str]]:
+    def _judge(self) -> tuple[Judged, list[str]]:
         """Which answers are right, and what could not be judged. Commands run now, when all is measured."""
-        cases, allowed = manifest.inventory.cases, self.settings.allow_commands
+        cases, allowed = self.inventory.cases, self.settings.allow_commands
+
+        def judge(allow_commands: bool) -> Judged:
+            if isinstance(self.out, WithholdingDirectory):
+                return judge_answers(self.out.answers(), cases, allow_commands=allow_commands)
+            return judge_answers(measured_answers(read_requests(self.out.path)), cases, allow_commands=allow_commands)
+
         try:
-            judged, problems = judge_answers(read_requests(self.out.path), cases, allow_commands=allowed), []
+            judged, problems = judge(allowed), []
         except UserError as error:
-            judged, problems = judge_answers(read_requests(self.out.path), cases, allow_commands=False), [str(error)]
+            judged, problems = judge(False), [str(error)]
         if skipped := count_commands(cases) * (not allowed):
             problems.append(f"{count(skipped, 'case')} not judged: their expect is a command; give --allow-commands")
-        if allowed and count_commands(cases):
+        if (allowed and count_commands(cases)) or (self.settings.no_text and judged.cases):
             write_judged(self.out.path, judged)
         return judged, problems
 

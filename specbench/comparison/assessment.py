@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,15 +17,14 @@ from specbench.comparison.advice import Plan, plan_of
 from specbench.comparison.divergence import divergence
 from specbench.comparison.equality import IDENTICAL, WITHIN, compare_outputs, judge_cases
 from specbench.comparison.estimates import estimate
+from specbench.comparison.expected import expected
 from specbench.comparison.format import (
     FORMAT,
     CaseOutputs,
-    CasePasses,
     CaseTimes,
     Comparison,
     Deployment,
     Equality,
-    Expect,
     Gate,
     Likeness,
     Line,
@@ -36,14 +35,12 @@ from specbench.comparison.format import (
 from specbench.comparison.gates import check_gates
 from specbench.comparison.intervals import Earlier
 from specbench.comparison.pairing import Pair, pair
-from specbench.comparison.permutation import pass_rates
 from specbench.comparison.sides import METRICS, Floats, Ints, Run
 from specbench.comparison.spread import log_times, read_spreads
 from specbench.comparison.verdict import conclude, line_verdict
 from specbench.record.format import ClientRecord
 from specbench.record.provenance import tool
 from specbench.words import some
-from specbench.workload.judging import judge_for
 
 DIVERGENCES = 1_000  # cases whose first divergence is kept, in inventory order: nobody reads more
 
@@ -101,7 +98,7 @@ def assess(pair: Pair, options: Options) -> Comparison:
         metrics=metrics,
         throughput=_throughput(pair),
         equality=equality,
-        expect=_expect(pair),
+        expect=expected(pair),
         gates=gates,
         spread_from=[str(folder) for folder in options.spread_from],
         warnings=_warnings(pair, metrics, equality.cases, found),
@@ -286,34 +283,6 @@ def _throughput(pair: Pair) -> Throughput:
         means.append(float(np.mean(known)) if len(known) == len(rates) else None)
     base, candidate = means
     return Throughput(base, candidate, candidate / base if base and candidate is not None else None)
-
-
-def _expect(pair: Pair) -> Expect | None:
-    """Pass rates of the cases that say what a right answer matches; the k-th deployments of both sides are paired."""
-    judges = {number: judge for number, case in enumerate(pair.cases) if (judge := judge_for(case.expect))}
-    if not judges:
-        return None
-    checked = [(case, place) for case in judges for place in pair.places[case].tolist()]
-    known: dict[tuple[int, int], bool] = {}
-
-    def passed(side: Iterable[Run]) -> list[bool]:
-        flags = []
-        for run in side:
-            for case, place in checked:
-                key = case, int(run.output[place])
-                if key not in known:
-                    known[key] = judges[case](pair.outputs.text(key[1]))
-                flags.append(known[key])
-        return flags
-
-    base, candidate = passed(pair.bases), passed(pair.candidates)
-    expect = pass_rates(base, candidate)
-    for (case, _), one, two in zip(checked * len(pair.bases), base, candidate, strict=True):
-        counts = expect.cases.setdefault(pair.cases[case].id, CasePasses(0, 0, 0))
-        counts.checked += 1
-        counts.base_passed += one
-        counts.candidate_passed += two
-    return expect
 
 
 # ---- warnings

@@ -38,7 +38,10 @@ def output_counts(side: Iterable[Run], places: Ints) -> Counter[int]:
 
 
 def divergence(pair: Pair, places: Ints, compared: str) -> Divergence | None:
-    """Where the base's commonest output and the candidate's commonest other one part; None if it gave no other."""
+    """Where the base's commonest output and the candidate's commonest other one part; None if it gave no other,
+    or if the outputs are not kept."""
+    if pair.bases[0].manifest.no_text:
+        return None  # digests tell that outputs differ, and not where
     base = output_counts(pair.bases, places).most_common(1)[0][0]
     ranked = output_counts(pair.candidates, places).most_common()
     other = next((number for number, _ in ranked if number != base), None)

@@ -244,6 +244,16 @@ class CasePasses(msgspec.Struct):
     candidate_passed: int
 
 
+class FamilyPasses(msgspec.Struct):
+    """How often the cases of one family answered as expected, with the test of `Expect`."""
+
+    checked: int
+    base_passed: int
+    candidate_passed: int
+    p: float | None
+    reason: str | None
+
+
 class Expect(msgspec.Struct):
     """Answers that are as expected, paired by (case, repeat). `p`: exact McNemar; None for the `reason` given."""
 
@@ -255,6 +265,7 @@ class Expect(msgspec.Struct):
     p: float | None
     reason: str | None
     cases: dict[str, CasePasses] = {}
+    families: dict[str, FamilyPasses] = {}
 
 
 class Comparison(msgspec.Struct, kw_only=True):

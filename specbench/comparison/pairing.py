@@ -95,6 +95,7 @@ _SEED = "seed"  # bench.py --seed orders the schedule, and each pair has a sched
 _IDENTITY = (
     ("concurrency", "concurrency", "compare runs of one --concurrency"),
     ("inventory.sha256", "inventory", "run both modes with the same --prompts file"),
+    ("no_text", "--no-text", "run both modes with it, or both without"),
     ("schedule.repeats", "number of repeats", "run both modes with the same --repeats"),
     ("server.model.id", "model", "deploy both modes with one model"),
     ("server.model.root", "model root", "deploy both modes with one model"),

@@ -150,4 +150,4 @@ def pass_rates(base: Sequence[bool], candidate: Sequence[bool]) -> Expect:
     if mcnemar(0, differing) > 0.05:
         reason = f"{differing} pairs of answers differ in this, and fewer than six can never reject at 5%"
     p = None if reason else mcnemar(only_base, only_candidate)
-    return Expect(len(base), sum(base), sum(candidate), only_base, only_candidate, p, reason, {})
+    return Expect(len(base), sum(base), sum(candidate), only_base, only_candidate, p, reason, {}, {})

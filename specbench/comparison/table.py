@@ -178,9 +178,16 @@ def _outputs_sentence(equality: Equality) -> str:
 
 def _expect_sentence(expect: Expect) -> str:
     test = f"McNemar p = {expect.p:.2g}" if expect.p is not None else f"no test, {expect.reason}"
+    families = [
+        f"{name} {one.base_passed} and {one.candidate_passed} of {one.checked}"
+        + (f" (p = {one.p:.2g})" if one.p is not None else "")
+        for name, one in expect.families.items()
+    ]
+    by_family = f" By family: {some(families)}." if len(families) > 1 else ""
     return (
         f"Expected answers: base {expect.base_passed} of {expect.pairs}, candidate {expect.candidate_passed} of "
-        f"{expect.pairs}; {test}. Repeats of a case are nearly copies, so this speaks of these requests only."
+        f"{expect.pairs}; {test}.{by_family} Repeats of a case are nearly copies, so this speaks of these requests "
+        "only."
     )
 
 

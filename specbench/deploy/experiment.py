@@ -37,11 +37,13 @@ class Experiment:
     """The state on disk and the steps that change it.
 
     Args:
-      folder: OUT, which holds the prompts.
+      folder: OUT, which holds the prompts unless the experiment keeps no text.
+      prompts: the prompts, relative to it or absolute.
     """
 
-    def __init__(self, folder: Path, state: State, target: Target) -> None:
+    def __init__(self, folder: Path, state: State, target: Target, prompts: Path = Path(PROMPTS)) -> None:
         self.folder = folder
+        self.prompts = prompts
         self.state = state
         self.target = target
         self.settings = state.settings
@@ -183,8 +185,8 @@ class Experiment:
     def bench_command(self, deployment: Deployment, load: int) -> list[str]:
         command = [sys.executable, str(ROOT / "bench.py"), "--url", str(deployment.url), "--mode", deployment.mode]
         command += ["--concurrency", str(load), "--repeats", str(self.settings.repeats_at(load))]
-        command += ["--seed", str(self.settings.seed_of(deployment.index)), "--prompts", PROMPTS]
-        command += ["--max-tokens", str(self.settings.max_tokens)]
+        command += ["--seed", str(self.settings.seed_of(deployment.index)), "--prompts", str(self.prompts)]
+        command += ["--max-tokens", str(self.settings.max_tokens), *["--no-text"] * (not self.settings.keeps_text)]
         return [*command, "--out", deployment.loads[load].directory, *self.target.bench_options(deployment)]
 
     def death(self, deployment: Deployment, measurement: Measurement) -> str | None:

@@ -19,6 +19,7 @@ class Given:
     repeats: int | None = None
     max_tokens: int | None = None
     prompts: Path | None = None
+    no_text: bool = False
     port: int | None = None
     startup_timeout: float = 1800.0
     project: str | None = None

@@ -39,7 +39,10 @@ MOST_USERS = 1_000_000
 
 
 def new_experiment(given: Given) -> State:
-    """The state of an experiment that begins; makes the folder and puts a copy of the prompts into it."""
+    """The state of an experiment that begins; makes the folder and puts a copy of the prompts into it.
+
+    With --no-text there is no copy, and a resume asks for --prompts again.
+    """
     folder = given.out
     if (folder / STATE).exists():
         raise UserError(f"--out {folder} holds an experiment: give --resume to go on with it, or another --out")
@@ -56,8 +59,9 @@ def new_experiment(given: Given) -> State:
         raise UserError(f"--port {given.port} of {HOST} is taken: stop what listens there, or leave --port out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / PROMPTS).exists() or (folder / PROMPTS).read_bytes() != prompts:
-            (folder / PROMPTS).write_bytes(prompts)
+        copy = folder / PROMPTS
+        if settings.keeps_text and (not copy.exists() or copy.read_bytes() != prompts):
+            copy.write_bytes(prompts)
     except OSError as error:
         raise UserError(f"--out {folder} cannot be written ({error.strerror}): give another --out") from None
     return State(
@@ -96,11 +100,19 @@ def old_experiment(given: Given) -> State:
     ]
     if changed:
         raise UserError(f"--resume with other settings ({'; '.join(changed)}): leave them out, or begin another --out")
-    if read_inventory(folder / PROMPTS).sha256 != settings.prompts_sha256:
-        raise UserError(f"{folder / PROMPTS} was changed since the experiment began: begin another --out")
+    if not settings.keeps_text and given.prompts is None:
+        raise UserError("this experiment keeps no prompts (--no-text): give the --prompts that it began with")
+    prompts = folder / prompts_file(given, settings)
+    if read_inventory(prompts).sha256 != settings.prompts_sha256:
+        raise UserError(f"{prompts} was changed since the experiment began: begin another --out")
     if not given.launcher_options and any(REDACTED in option for option in settings.launcher_options):
         raise UserError("the options after -- hold a secret, which is not stored: give them again with --resume")
     return state
+
+
+def prompts_file(given: Given, settings: Settings) -> Path:
+    """The prompts that are sent, relative to the experiment's folder or absolute."""
+    return Path(PROMPTS) if settings.keeps_text or given.prompts is None else given.prompts.absolute()
 
 
 def given_settings(given: Given) -> dict[str, Any]:
@@ -120,6 +132,8 @@ def given_settings(given: Given) -> dict[str, Any]:
             raise UserError(f"{option} {value:,}: must be at most {most:,}")
     if given.prompts is not None:
         named["prompts_sha256"] = read_inventory(given.prompts).sha256
+    if given.no_text:
+        named["no_text"] = True
     if given.launcher_options:
         named["launcher_options"] = redacted(given.launcher_options)
     return {name: value for name, value in named.items() if value is not None}

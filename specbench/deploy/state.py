@@ -45,9 +45,15 @@ class Settings(msgspec.Struct, kw_only=True):
     launcher_options: list[str] = []
     target: TargetName
     prompts_sha256: str | None = None
+    no_text: bool | UnsetType = UNSET
     project: str | UnsetType = UNSET
     owner: str | UnsetType = UNSET
     queue: str | UnsetType = UNSET
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether prompts and answers stand in the folder."""
+        return self.no_text is not True
 
     def repeats_at(self, load: int) -> int:
         """How often each case is sent in one directory at `load` users."""

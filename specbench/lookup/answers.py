@@ -136,6 +136,11 @@ def checked_output_ids(
     Raises UserError where ids are missing or contradict the counts or `limit`, the request's max_tokens.
     """
     output_ids = request.token_ids
+    if manifest.no_text:
+        raise UserError(
+            f"{directory} was measured with --no-text: the steps of its answers stand in steps.jsonl, where the server "
+            "gave their token ids; other settings cannot be tried"
+        )
     if output_ids is None:
         engine = manifest.server.engine or "its server"
         raise UserError(

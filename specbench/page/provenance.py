@@ -125,7 +125,7 @@ def commands(evidence: Evidence) -> list[str]:
     words += ["--order", given.order, "--concurrency", ",".join(map(str, given.concurrency))]
     if isinstance(given.repeats, int):  # else they grow with the load, which is the default
         words += ["--repeats", str(given.repeats)]
-    words += ["--prompts", f"{folder}/{PROMPTS}"]
+    words += ["--prompts", f"{folder}/{PROMPTS}"] if given.keeps_text else ["--prompts", "YOUR-PROMPTS", "--no-text"]
     words += ["--max-tokens", str(given.max_tokens)]
     for option, value in (("-p", given.project), ("--owner", given.owner), ("--queue", given.queue)):
         if value is not UNSET:

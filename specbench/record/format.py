@@ -238,6 +238,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     """What was asked of whom, how the mode was verified, and how the run ended.
 
     `users` is how many requests were in flight at once: `concurrency`, or fewer where there are fewer requests.
+    `no_text`: rows hold lengths and digests in place of answers (client/withholding.py), and no `expect` stands here.
     """
 
     format: int
@@ -262,6 +263,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     stopped: str | None = None
     prompt_tokens: PromptTokenSource | None = None
     users: Positive | None = None
+    no_text: bool = False
 
     def __post_init__(self) -> None:
         check_moments(started=self.started, ended=self.ended)

@@ -5,7 +5,7 @@ there what a command said of an answer, and need not run it.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from specbench import UserError
 from specbench.files import json_bytes, write_atomically
 from specbench.record.format import CaseRecord, Request
+from specbench.workload.case import Case
 from specbench.workload.judging import Judge, judge_for, needs_command
 
 FORMAT = 1
@@ -20,18 +21,27 @@ JUDGED = "judged.json"
 
 
 class Judged(msgspec.Struct):
-    """What is known: case id → SHA-256 (hexadecimal) of an answer's text → whether it is right."""
+    """What is known: case id → SHA-256 (hexadecimal) of a row's `text` → whether that answer is right."""
 
     format: int
     cases: dict[str, dict[str, bool]]
 
     def passed(self, case: str, text: str) -> bool | None:
-        """Whether an answer is right; None where that is not known."""
+        """Whether the answer of a row with this `text` is right; None where that is not known."""
         return self.cases.get(case, {}).get(_digest(text))
 
 
-def judge_answers(requests: Iterable[Request], cases: Sequence[CaseRecord], *, allow_commands: bool) -> Judged:
-    """Judge every answer of the measured requests that ended ok. Equal answers to a case are judged once.
+def measured_answers(requests: Iterable[Request]) -> Iterator[tuple[str, str, str]]:
+    """Every answer that ended ok, as `judge_answers` takes it."""
+    for request in requests:
+        if request.phase == "measured" and request.outcome == "ok":
+            yield request.case, request.text, request.text
+
+
+def judge_answers(
+    answers: Iterable[tuple[str, str, str]], cases: Sequence[CaseRecord | Case], *, allow_commands: bool
+) -> Judged:
+    """Judge answers, given as case id, what stands in the row, and the answer itself. Equal ones are judged once.
 
     Raises UserError where a command cannot be run.
     """
@@ -40,16 +50,16 @@ def judge_answers(requests: Iterable[Request], cases: Sequence[CaseRecord], *, a
         if (judge := judge_for(case.expect, allow_commands=allow_commands)) is not None:
             judges[case.id] = judge
     judged = Judged(FORMAT, {})
-    for request in requests:
-        if request.case in judges and request.phase == "measured" and request.outcome == "ok":
-            known = judged.cases.setdefault(request.case, {})
-            digest = _digest(request.text)
+    for case_id, shown, answer in answers:
+        if case_id in judges:
+            known = judged.cases.setdefault(case_id, {})
+            digest = _digest(shown)
             if digest not in known:
-                known[digest] = judges[request.case](request.text)
+                known[digest] = judges[case_id](answer)
     return judged
 
 
-def count_commands(cases: Sequence[CaseRecord]) -> int:
+def count_commands(cases: Sequence[CaseRecord | Case]) -> int:
     """How many cases have a command that judges their answers."""
     return sum(needs_command(case.expect) for case in cases)
 

@@ -23,7 +23,7 @@ from specbench.record.format import (
     Throughput,
     TokensPerChunk,
 )
-from specbench.record.judged import Judged, judge_answers
+from specbench.record.judged import Judged, judge_answers, measured_answers
 from specbench.record.notices import Notices
 from specbench.words import count
 
@@ -74,7 +74,8 @@ def summarize(
         judged: which answers are right; None judges them here, without running a command.
     """
     if judged is None:
-        judged = judge_answers(read_requests(directory), manifest.inventory.cases, allow_commands=False)
+        answers = measured_answers(read_requests(directory))
+        judged = judge_answers(answers, manifest.inventory.cases, allow_commands=False)
     outcomes: dict[str, int] = {}
     examples: dict[str, str] = {}
     notices = Notices()
