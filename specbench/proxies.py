@@ -29,6 +29,11 @@ def shown(proxy: str) -> str:
     return f"{parts.scheme}://{host}:{parts.port or _PORTS.get(parts.scheme, 0)}"
 
 
+def password_for(url: str) -> str | None:
+    """The password of the proxy that leads to `url`, which no output may show."""
+    return urlsplit(proxy_for(url) or "").password
+
+
 def _is_excepted(host: str, port: int, exceptions: str) -> bool:
     if proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
         return True

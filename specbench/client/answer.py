@@ -123,11 +123,19 @@ class _Event(msgspec.Struct):
     @property
     def is_error(self) -> bool:
         """Whether the server says in this event that it failed."""
-        if self.error not in (None, False, "") or self.object == "error" or self.type == "error":
+        if _tells(self.error) or self.object == "error" or self.type == "error":
             return True
         if self.choices is None:
             return self.usage is None and not (self.message is None and self.detail is None)
-        return any(choice.error not in (None, False, "") for choice in self.choices)
+        for choice in self.choices:  # noqa: SIM110 - any(…) costs a third of a microsecond a chunk
+            if _tells(choice.error):
+                return True
+        return False
+
+
+def _tells(error: Any) -> bool:
+    """Whether an `error` field holds an error."""
+    return error is not None and error is not False and error != ""
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -145,7 +153,7 @@ def _read_events(exchange: Exchange, sample: Sample, secrets: Secrets) -> _Probl
     reader = _Reader(sample, secrets)
     seen = False
     for index, kind, data in events([part for _, part in arrival.reads]):
-        if data.strip() == b"[DONE]" and kind != UNFINISHED:
+        if not data.startswith(b"{") and data.strip() == b"[DONE]" and kind != UNFINISHED:
             seen = True
             sample.e2el_ns = sample.e2el_ns or arrival.reads[index][0] - exchange.start_ns
             continue
@@ -163,7 +171,7 @@ def _read_events(exchange: Exchange, sample: Sample, secrets: Secrets) -> _Probl
         if event.is_error and (seen or kind not in (UNFINISHED, STRAY)):
             told = _message(data, secrets)
             break
-        if kind not in (UNFINISHED, STRAY):
+        if not kind or kind not in (UNFINISHED, STRAY):
             seen = True
             if sample.e2el_ns is None:
                 reader.add(event, arrival.reads[index][0] - exchange.start_ns)
@@ -196,9 +204,9 @@ class _Reader:
             sample.prompt_tokens = sample.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
             if usage.completion_tokens is not None:
                 sample.completion_tokens = usage.completion_tokens
-        if event.prompt_token_ids:
+        if event.prompt_token_ids is not None:
             sample.prompt_token_ids = _whole_numbers(event.prompt_token_ids)
-        if isinstance(event.timings, dict):
+        if event.timings is not None and isinstance(event.timings, dict):
             drafts = [event.timings.get("draft_n"), event.timings.get("draft_n_accepted")]
             sample.draft_tokens, sample.accepted_tokens = _whole_numbers(drafts) or (None, None)
         for choice in event.choices or ():
@@ -209,7 +217,7 @@ class _Reader:
                 text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
                 if text:
                     self._add_text(text, choice, elapsed)
-            if choice.finish_reason not in (None, ""):
+            if choice.finish_reason is not None and choice.finish_reason != "":
                 self._add_end(choice)
 
     def finish(self) -> None:

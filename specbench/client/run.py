@@ -24,6 +24,7 @@ from specbench.client.request import RequestSettings
 from specbench.client.target import Target, find_target, run_in_url, tokens_in_environment
 from specbench.client.transport import Transport, make_room_for_connections
 from specbench.client.withholding import WithholdingDirectory
+from specbench.proxies import password_for
 from specbench.record.directory import ResultDirectory, read_requests
 from specbench.record.format import (
     FORMAT,
@@ -117,7 +118,7 @@ def measure(settings: RunSettings) -> int:
             project=settings.project,
             insecure_http=settings.insecure_http,
         )
-        secrets = Secrets(*tokens_in_environment(), target.token)
+        secrets = Secrets(*tokens_in_environment(), target.token, password_for(target.url))
         directory = (
             WithholdingDirectory(settings.out, inventory.cases) if settings.no_text else ResultDirectory(settings.out)
         )
