@@ -11,9 +11,9 @@ fits. 1: check found lines that are no cases, or cases that do not fit. 2: unusa
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from specbench import Parser, UserError, path_argument, terminal
-from specbench.client.target import find_target
 from specbench.files import check_writable, json_bytes, write_output
 from specbench.terminal import say
 from specbench.words import count, printable
@@ -24,7 +24,9 @@ from specbench.workload.lengths import Room
 from specbench.workload.redaction import Redactor, texts
 from specbench.workload.sampling import sample
 from specbench.workload.survey import as_json, left_out_lines, survey, table
-from specbench.workload.tokenizing import FolderTokenizer, ServerTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from specbench.workload.tokenizing import Tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,8 +44,7 @@ def check(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_writable(arguments.json, "--json")
     workload = read_workload(arguments.file)
-    tokenizer = _tokenizer(arguments)
-    limit = arguments.max_model_len or (tokenizer.max_model_len() if isinstance(tokenizer, ServerTokenizer) else None)
+    tokenizer, limit = _tokenizer(arguments)
     if limit is not None and tokenizer is None:
         raise UserError("--max-model-len counts tokens: give --url or --tokenizer as well")
     room = None if limit is None else Room(limit, arguments.max_tokens, arguments.num_speculative_tokens)
@@ -98,13 +99,23 @@ def _written(
     return 0
 
 
-def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
+def _tokenizer(arguments: argparse.Namespace) -> "tuple[Tokenizer | None, int | None]":
+    """What counts tokens, and the model's limit; None where nothing was named."""
+    limit: int | None = arguments.max_model_len
+    if arguments.tokenizer is None and arguments.url is None:
+        return None, limit
+    # Not at the top: with their HTTP client these take longer to import than all the rest.
+    from specbench.client.proxy import transport_for
+    from specbench.client.target import find_target
+    from specbench.workload.tokenizing import FolderTokenizer, ServerTokenizer
+
     if arguments.tokenizer is not None:
-        return FolderTokenizer(arguments.tokenizer)
-    if arguments.url is None:
-        return None
+        return FolderTokenizer(arguments.tokenizer), limit
     target = find_target(url=arguments.url, service_run=None, project=None, insecure_http=False)
-    return ServerTokenizer(target.url, headers={"Authorization": f"Token {target.token}"} if target.token else {})
+    headers = {"Authorization": f"Token {target.token}"} if target.token else {}
+    _, through_a_proxy = transport_for(target.url)
+    server = ServerTokenizer(target.url, headers=headers, use_proxies=bool(through_a_proxy))
+    return server, limit or server.max_model_len()
 
 
 def _parser() -> Parser:

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specbench.words import count
 from specbench.workload.case import Entry
-from specbench.workload.tokenizing import Tokenizer
+
+if TYPE_CHECKING:
+    from specbench.workload.tokenizing import Tokenizer  # with its HTTP client it takes longer to import than all else
 
 NGRAM = 3  # the middle of the lengths that vLLM looks up here (2 to 4)
 _WORDS = re.compile(r"\w+|[^\w\s]")
@@ -23,7 +26,7 @@ class Length:
     """How many of the answer's `ngrams` stand in the prompt."""
 
 
-def measure(entry: Entry, tokenizer: Tokenizer | None) -> Length:
+def measure(entry: Entry, tokenizer: "Tokenizer | None") -> Length:
     """Lengths in tokens, chat template included, or without a tokenizer in characters; overlap in tokens or words."""
     case, answer = entry.case, entry.answer
     if tokenizer is not None:

@@ -1,14 +1,16 @@
 """What `workload.py check` says of a file: what it holds, how long it is, what repeats, what does not fit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.words import count, some
 from specbench.workload.inventory import LeftOut, Workload
 from specbench.workload.lengths import NGRAM, Length, Room, measure
 from specbench.workload.similarity import find_similar
-from specbench.workload.tokenizing import Tokenizer
+
+if TYPE_CHECKING:
+    from specbench.workload.tokenizing import Tokenizer
 
 FORMAT = 1
 _COLUMNS = ("answers", "median", "p95", "longest", "room", "overlap")
@@ -47,14 +49,9 @@ class Survey:
         return not self.workload.left_out and self.too_long is None
 
 
-def survey(
-    workload: Workload, tokenizer: Tokenizer | None, room: Room | None, progress: Callable[[int], None] = lambda _: None
-) -> Survey:
-    """Look at every entry. `progress` is called with the number of entries measured so far."""
-    lengths: list[Length] = []
-    for number, entry in enumerate(workload.entries, start=1):
-        lengths.append(measure(entry, tokenizer))
-        progress(number)
+def survey(workload: Workload, tokenizer: "Tokenizer | None", room: Room | None) -> Survey:
+    """Look at every entry."""
+    lengths = [measure(entry, tokenizer) for entry in workload.entries]
     places: dict[str, list[int]] = {}
     for place, entry in enumerate(workload.entries):
         places.setdefault(entry.case.family, []).append(place)
