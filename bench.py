@@ -28,9 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_args(argv)
     # Not at the top: this takes up to a second, in which terminal.run makes one sentence of Ctrl-C.
     from specbench.client.run import RunSettings, measure
+    from specbench.polyaxon.tracking import track_directory
     from specbench.redaction import command_line
 
-    return measure(RunSettings(**vars(arguments), command=command_line(["bench.py", *argv])))
+    given = vars(arguments)
+    track = given.pop("track")
+    code = measure(RunSettings(**given, command=command_line(["bench.py", *argv])))
+    if code in (0, 1):
+        track_directory(arguments.out, track, project=arguments.project, insecure_http=arguments.insecure_http)
+    return code
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -56,6 +62,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--client-location", type=printable, help="label of where this client runs, for the manifest")
     add("--allow-commands", action="store_true", help="run the commands with which the prompts file judges answers")
     add("--no-text", action="store_true", help="keep lengths and digests in place of prompts and answers")
+    track = "send the figures to Polyaxon (default: only inside a Polyaxon run, whose outputs they become)"
+    add("--track", action=argparse.BooleanOptionalAction, help=track)
     add("--insecure-http", action="store_true", help="allow the token over http:// to another machine")
     return parser.parse_args(argv)
 

@@ -13,6 +13,7 @@ directory, and goes on; at most the directory in progress is lost. The state is 
 Exit 0: complete, whatever the comparison found. 2: it cannot go on. 130: interrupted. --resume goes on after 2 and 130.
 """
 
+import argparse
 import os
 import shlex
 import signal
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here, so that Ctrl-C meanwhile is one sentence.
         from specbench.deploy.closing import closing
         from specbench.deploy.experiment import Experiment
+        from specbench.deploy.figures import track_experiment
         from specbench.deploy.opening import held, new_experiment, old_experiment, prompts_file, target_of
         from specbench.deploy.processes import HOST
 
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Experiment(given.out, state, target, prompts_file(given, state.settings)).run()
         print(closing(given.out, state), flush=True)
         make_page(given.out)
+        track_experiment(given, state)
     except UserError as error:
         say(str(error))
         return 2
@@ -98,6 +101,8 @@ def parse(argv: Sequence[str] | None) -> Given:
     add("--queue", help="polyaxon: QUEUE or AGENT/QUEUE (default: the project's)")
     add("--approve", action="store_true", help="polyaxon: approve runs that wait for a person")
     add("--insecure-http", action="store_true", help="polyaxon: allow the token over http:// to another machine")
+    track = "send figures, verdicts and the page to Polyaxon (default: only inside a Polyaxon run)"
+    add("--track", action=argparse.BooleanOptionalAction, help=track)
     passed_on = "passed on to launch_vllm.py, such as --vllm CMD; to service.yaml on Polyaxon, such as -P NAME=VALUE"
     add("launcher_options", nargs="*", metavar="-- OPTION", help=passed_on)
     given = Given(**vars(parser.parse_args(argv)))

@@ -83,6 +83,7 @@ class Experiment:
     def end_leftovers(self) -> None:
         """End what an earlier call may have left running, prove it gone, look at what it measured."""
         self.end_all()
+        self.target.end_strays()
         self.look_again()
         for deployment in self.state.deployments:
             if deployment.proof is None:
@@ -186,7 +187,8 @@ class Experiment:
         command = [sys.executable, str(ROOT / "bench.py"), "--url", str(deployment.url), "--mode", deployment.mode]
         command += ["--concurrency", str(load), "--repeats", str(self.settings.repeats_at(load))]
         command += ["--seed", str(self.settings.seed_of(deployment.index)), "--prompts", str(self.prompts)]
-        command += ["--max-tokens", str(self.settings.max_tokens), *["--no-text"] * (not self.settings.keeps_text)]
+        command += ["--max-tokens", str(self.settings.max_tokens), "--no-track"]
+        command += ["--no-text"] * (not self.settings.keeps_text)
         return [*command, "--out", deployment.loads[load].directory, *self.target.bench_options(deployment)]
 
     def death(self, deployment: Deployment, measurement: Measurement) -> str | None:

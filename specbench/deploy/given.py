@@ -27,4 +27,5 @@ class Given:
     queue: str | None = None
     approve: bool = False
     insecure_http: bool = False
+    track: bool | None = None
     launcher_options: list[str] = field(default_factory=list)

@@ -35,7 +35,7 @@ DEFAULTS = {"order": "BNNB", "concurrency": [1, 4, 8], "max_tokens": 128, "launc
 # users is over in seconds: what happens in one second must not decide over a deployment.
 REPEATS_PER_USER = 10
 MOST_REPEATS = 100_000
-MOST_USERS = 1_000_000
+MOST_USERS = 10_000  # bench.py's
 
 
 def new_experiment(given: Given) -> State:
@@ -179,6 +179,8 @@ def check_for_target(given: Given, target: TargetName) -> None:
     }  # fmt: skip
     if target == "polyaxon" and given.port is not None:
         raise UserError("--port is for --target local and vllm: Polyaxon gives a service its address; leave it out")
+    if given.track:
+        polyaxon = {"--queue": given.queue, "--approve": given.approve}
     if target != "polyaxon" and (named := [option for option, value in polyaxon.items() if value]):
         raise UserError(f"{', '.join(named)} is for --target polyaxon: leave it out with --target {target}")
 

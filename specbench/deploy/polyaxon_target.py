@@ -11,6 +11,7 @@ from specbench import UserError
 from specbench.deploy.state import MODES, Deployment, PolyaxonRun, Proof
 from specbench.polyaxon.api import DONE, POLL_S, RunApi, RunMissing, because, first_line, instead_of_health
 from specbench.polyaxon.pods import pods, pods_command
+from specbench.polyaxon.tracking import surrounding_run
 
 # All that service.yaml runs, as paths below its folder: launch_vllm.py and what it imports. The image holds the rest.
 SERVED_FILES = ("launch_vllm.py", "specbench/__init__.py", "specbench/redaction.py", "specbench/words.py")
@@ -39,6 +40,11 @@ class PolyaxonTarget:
         self.api, self.component, self.experiment = api, component, experiment
         self.params, self.queue, self.approve, self.startup_s = dict(params), queue, approve, startup_s
 
+    @property
+    def prefix(self) -> str:
+        """With what the name of each of this experiment's runs begins."""
+        return f"specbench-{self.experiment}-"
+
     def check(self) -> None:
         """Raise UserError unless the component takes the params, and runs can be created in the project."""
         if "mode" in self.params:
@@ -54,7 +60,7 @@ class PolyaxonTarget:
         """Create the run and upload what it serves with; its name is saved before it exists."""
         content = self._content(deployment.mode)
         project = f"{self.api.owner}/{self.api.project}"
-        run = PolyaxonRun(name=f"specbench-{self.experiment}-{deployment.name}", uuid=None, project=project)
+        run = PolyaxonRun(name=f"{self.prefix}{deployment.name}", uuid=None, project=project)
         deployment.run = run
         save()
         run.uuid = uuid = self.api.create(run.name, content)
@@ -79,7 +85,8 @@ class PolyaxonTarget:
         with contextlib.suppress(RunMissing):  # bench.py will fail, and `died` say why
             self.api.read(uuid)
         insecure = ["--insecure-http"] if self.api.insecure_http else []
-        return ["--service-run", uuid, "--project", run.project, *insecure]
+        inside = ["--client-location", "cluster"] if surrounding_run() else []
+        return ["--service-run", uuid, "--project", run.project, *insecure, *inside]
 
     def died(self, deployment: Deployment) -> str | None:
         """Why the service no longer serves, None while it does."""
@@ -100,6 +107,11 @@ class PolyaxonTarget:
         known = [run.uuid] if run.uuid else []
         for uuid in dict.fromkeys([*known, *self.api.unfinished(run.name)]):
             run.uuid, run.status = uuid, self.api.stop(uuid, self.stop_s)
+
+    def end_strays(self) -> None:
+        """A job's folder is stored every few seconds: when its pod goes away, a run can be younger than the state."""
+        for uuid in self.api.unfinished(f"{self.prefix}%"):
+            self.api.stop(uuid, self.stop_s)
 
     def prove_free(self, deployment: Deployment) -> Proof:
         """Evidence that a stopped run holds no GPU any more, and what stays unproven.

@@ -25,7 +25,7 @@ MODES: dict[str, Mode] = {"B": "baseline", "N": "ngram"}
 
 # One component of a path: no way out of the folder, and no option where a command takes it for one.
 FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=200)]
-Load = Annotated[int, Meta(ge=1, le=1_000_000)]
+Load = Annotated[int, Meta(ge=1, le=10_000)]
 Repeats = Annotated[int, Meta(ge=1, le=100_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 

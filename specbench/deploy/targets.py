@@ -54,6 +54,9 @@ class Target(Protocol):
     def stop(self, deployment: Deployment) -> None:
         """End the server, also one that an earlier call of this script started, also one that is gone."""
 
+    def end_strays(self) -> None:
+        """End servers of this experiment that the state does not name, because it is older than they are."""
+
     def prove_free(self, deployment: Deployment) -> Proof:
         """What shows that the device is free, and what could not be shown; UserError when it provably is not."""
 
@@ -127,6 +130,9 @@ class LocalTarget:
         end_process(deployment.process, self.grace_s)
         if self.child is not None:
             self.child.wait()
+
+    def end_strays(self) -> None:
+        """None can be: a process starts only once the state on this disk names it."""
 
     def prove_free(self, deployment: Deployment) -> Proof:
         name, process = deployment.name, deployment.process

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -131,7 +131,7 @@ class RunApi:
         )  # fmt: skip
 
     def unfinished(self, name: str) -> list[str]:
-        """UUIDs of the runs called `name` that are not over."""
+        """UUIDs of the runs called `name` that are not over; a % at its end stands for any end."""
         client = self._run(None)
         found = self._ask("list the runs", lambda: client.list(query=f"name:{name}", limit=100)).results or []
         return [str(run.uuid) for run in found if str(run.status) not in DONE]
@@ -168,17 +168,8 @@ class RunApi:
 
     def upload(self, uuid: str, folder: Path, name: str) -> None:
         """Put `folder/name`, and nothing else, at `name` where the service runs; UserError when it is not there."""
-        from polyaxon.exceptions import ApiException
-
         file, path = folder / name, str((Path(UPLOADS) / name).parent)
-
-        # Not by directory: then a .polyaxonignore can leave nothing to send, and the client answers UPLOAD_SKIPPED.
-        def send() -> None:
-            response = self._run(uuid).upload_artifact(str(file), path=path, show_progress=False)
-            if not response.ok:
-                raise ApiException(status=response.status_code, reason=response.reason)
-
-        self._ask(f"upload {name}", send, uuid)
+        self._ask(f"upload {name}", lambda: self._send(uuid, file, path), uuid)
         tree = self._ask("list the upload", lambda: self._run(uuid).get_artifacts_tree(path), uuid)
         if file.name not in (tree.files or {}):
             raise UserError(
@@ -270,6 +261,36 @@ class RunApi:
                 time.sleep(self._poll_s)
         except RunMissing:
             return "deleted"
+
+    # Tracking
+
+    def create_tracked(self, name: str) -> str:
+        """Create a run that nothing executes, to hold figures; its UUID."""
+        client = self._run(None)
+        self._ask("create a run", lambda: client.create(name=name, tags=["specbench"]))
+        uuid = str(client.run_uuid)
+        self._ask("start the run", self._run(uuid).start, uuid)
+        return uuid
+
+    def log_outputs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        """Add outputs to a run; those of the same name are replaced."""
+        self._ask("log the outputs", lambda: self._run(uuid).log_outputs(async_req=False, **values), uuid)
+
+    def upload_output(self, uuid: str, file: Path, folder: str) -> None:
+        """Put a file into a folder of a run's artifacts."""
+        self._ask(f"upload {file.name}", lambda: self._send(uuid, file, folder), uuid)
+
+    def succeed(self, uuid: str) -> None:
+        """End a run that create_tracked made."""
+        self._ask("end the run", self._run(uuid).log_succeeded, uuid)
+
+    def _send(self, uuid: str, file: Path, folder: str) -> None:
+        from polyaxon.exceptions import ApiException
+
+        # Not by directory: then a .polyaxonignore can leave nothing to send, and the client answers UPLOAD_SKIPPED.
+        response = self._run(uuid).upload_artifact(str(file), path=folder, show_progress=False)
+        if not response.ok:
+            raise ApiException(status=response.status_code, reason=response.reason)
 
     # Asking
 

@@ -200,7 +200,7 @@ def test_a_second_experiment_on_the_same_folder_is_refused(tmp_path: Path) -> No
     [
         ([], {1: 10, 4: 40, 8: 80}, [0, 0]),
         (["--concurrency", "2,64", "--order", "BNNBBN"], {2: 20, 64: 640}, [0, 0, 0]),
-        (["--concurrency", "20000", "--order", "NB"], {20_000: 100_000}, [0]),
+        (["--concurrency", "10000", "--order", "NB"], {10_000: 100_000}, [0]),
         (["--repeats", "3"], 3, [0, 0]),
     ],
 )

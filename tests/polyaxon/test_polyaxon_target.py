@@ -226,6 +226,17 @@ def test_a_resume_finds_a_run_whose_uuid_was_never_written_down(target: Polyaxon
     assert api.unfinished(run_of(entry).name) == []
 
 
+def test_runs_that_are_younger_than_the_state_are_ended(target: PolyaxonTarget, api: RunApi) -> None:
+    """A job's pod went away before the state that names its last run was stored; other experiments' runs stay."""
+    entry, other = deployment(), deployment()
+    start(target, entry)
+    neighbour = target_for(api, ROOT / "service.yaml")
+    start(neighbour, other)
+    target.end_strays()
+    assert api.unfinished(run_of(entry).name) == [] and api.unfinished(run_of(other).name) != []
+    neighbour.stop(other)
+
+
 def test_an_answer_that_got_lost_does_not_create_a_second_run(target: PolyaxonTarget, api: RunApi) -> None:
     entry = deployment()
     uuid = start(target, entry)

@@ -269,8 +269,6 @@ NEVER_UPLOADED = [
     "production-prompts.jsonl",
     "tests/test_bench.py",
     "docs/operations.md",
-    "specbench/comparison/pairing.py",
-    "specbench/page/report.html.j2",
 ]
 
 

@@ -1,8 +1,13 @@
 """A test agent: what a Polyaxon agent and Kubernetes do to a queued run, on this machine and with processes.
 
-It asks the API for its work, checks the run's folder as the container would (the uploaded launch_vllm.py takes the
-rendered arguments), starts `command(mode, port)` in place of vLLM, reports the run's states, restarts a service that
-died (services are Deployments), and ends the process when the run is stopped or deleted.
+It asks the API for its work, reports the run's states, and ends the process when the run is stopped or deleted.
+
+- A service: it checks the run's folder as the container would (the uploaded launch_vllm.py takes the rendered
+  arguments) and starts `command(mode, port)` in place of vLLM. One that died is started again (services are
+  Deployments).
+- A job: it runs the container's own command in the run's folder, with the container's variables, and with the
+  packages of this environment in place of what `pip install` would bring. One that fails or is killed is started
+  again as often as its `maxRetries` say; its folder is then as the last attempt left it.
 """
 
 import contextlib
@@ -10,11 +15,14 @@ import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +31,12 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # also run by itself
 
 import httpx  # noqa: E402
+import psutil  # noqa: E402
 
 from support import ROOT  # noqa: E402
 
 Command = Callable[[str, int], list[str]]
+JOB_GRACE_S = 30.0  # Kubernetes' own
 
 
 def embedded_engine(mode: str, port: int) -> list[str]:
@@ -45,22 +55,36 @@ class _Running:
     command: list[str]
     folder: Path
     environment: dict[str, str]
+    log: Path | None = None
+    retries: int | None = None  # of a job; None for a service, which is started again for ever
+    killed_at: float | None = None  # when a job that was asked to end is killed
     process: "subprocess.Popen[bytes]" = field(init=False)
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self.command, cwd=self.folder, env=self.environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(self.log.open("ab")) if self.log else subprocess.DEVNULL
+            self.process = subprocess.Popen(
+                self.command, cwd=self.folder, env=self.environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
 
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
+    def end(self, grace_s: float = 10.0) -> None:
+        """As Kubernetes: SIGTERM to the container's first process, and after the grace SIGKILL to all of it."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """As a node that goes away: everything in the container ends at once."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self.process.pid)
+            for process in [*first.children(recursive=True), first]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.wait()
 
 
 class Agent:
@@ -70,10 +94,15 @@ class Agent:
       api: the sandbox's host.
       artifacts: the sandbox's folder, the artifacts store.
       services: run UUID -> base URL of its process, kept up to date (the gateway's table).
+      host: the gateway's, which a job talks to.
     """
 
-    def __init__(self, api: str, artifacts: Path, services: dict[str, str], command: Command = embedded_engine) -> None:
-        self.api, self.artifacts, self.services, self.command = api, artifacts, services, command
+    def __init__(
+        self, api: str, artifacts: Path, services: dict[str, str], host: str, command: Command = embedded_engine
+    ) -> None:
+        self.api, self.artifacts, self.services, self.host, self.command = api, artifacts, services, host, command
+        self.secrets: dict[tuple[str, str], str] = {("polyaxon-token", "token"): "the-token-of-the-secret"}
+        self.homes = Path(tempfile.mkdtemp(prefix="specbench-agent-"))
         self.idle = False  # takes no run: they stay queued
         self.fail: str | None = None  # the reason with which the next runs fail to start
         self.started: list[str] = []
@@ -93,6 +122,7 @@ class Agent:
         for uuid in list(self._running):
             self._end(uuid)
         self._http.close()
+        shutil.rmtree(self.homes, ignore_errors=True)
 
     def _loop(self) -> None:
         while not self._stop.wait(0.3):
@@ -108,13 +138,37 @@ class Agent:
             for instance, _, _, content, _ in state["queued"]:
                 self._start(instance, json.loads(content))
             for instance, *_ in state["stopping"]:
-                self._end(_uuid(instance))
-                self._report(instance, "stopped", "the process is gone")
+                if self._has_stopped(_uuid(instance)):
+                    self._end(_uuid(instance))
+                    self._report(instance, "stopped", "the process is gone")
             for uuid, running in list(self._running.items()):
                 if self._is_deleted(running.instance):
                     self._end(uuid)
-                elif running.process.poll() is not None:
-                    running.start()
+                elif (code := running.process.poll()) is not None:
+                    self._ended(uuid, running, code)
+
+    def _has_stopped(self, uuid: str) -> bool:
+        """Whether a run that is to stop may be ended now: a job gets half a minute to end by itself."""
+        running = self._running.get(uuid)
+        if running is None or running.retries is None:
+            return True
+        if running.killed_at is None:
+            running.killed_at = time.monotonic() + JOB_GRACE_S
+            running.process.terminate()
+        return running.process.poll() is not None or time.monotonic() > running.killed_at
+
+    def _ended(self, uuid: str, running: _Running, code: int) -> None:
+        """Start again what ended by itself, unless it is a job that is done or may not be started again."""
+        if running.killed_at is not None:
+            return  # to be reported as stopped
+        if running.retries is None:
+            running.start()
+        elif code and running.retries:
+            running.retries -= 1
+            running.start()
+        else:
+            self._end(uuid)
+            self._report(running.instance, "failed" if code else "succeeded", f"exit code {code}")
 
     def clear(self) -> None:
         """End every run, also those that are queued: what one test leaves is nothing to the next."""
@@ -149,24 +203,53 @@ class Agent:
         uuid, container = _uuid(instance), content["run"]["container"]
         self.started.append(uuid)
         self._report(instance, "starting", "")
-        folder = Path(container["workingDir"].replace("/plx-context/artifacts", str(self.artifacts)))
-        wrong = self.fail or _wrong(folder, container)
+        is_job = content["run"]["kind"] == "job"
+        folder = self._path_of(container["workingDir"])
+        wrong = self.fail or (None if is_job else _wrong(folder, container))
         if wrong:
             self._report(instance, "failed", wrong)
             return
+        running = self._job(instance, content, folder) if is_job else self._service(instance, container, folder)
+        running.start()
+        self._running[uuid] = running
+        self._report(instance, "running", f"process {running.process.pid}")
+
+    def _path_of(self, text: str) -> Path:
+        return Path(text.replace("/plx-context/artifacts", str(self.artifacts)))
+
+    def _service(self, instance: str, container: dict[str, Any], folder: Path) -> _Running:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
         mode = re.search(r"--mode[= ](\w+)", " ".join(container["args"]))
         assert mode is not None
-        running = _Running(
-            instance, self.command(mode[1], port), folder,
-            {**os.environ, "POLYAXON_RUN_INSTANCE": instance},
-        )  # fmt: skip
-        running.start()
-        self._running[uuid] = running
-        self.services[uuid] = f"http://127.0.0.1:{port}"
-        self._report(instance, "running", f"process {running.process.pid}")
+        self.services[_uuid(instance)] = f"http://127.0.0.1:{port}"
+        environment = {**os.environ, "POLYAXON_RUN_INSTANCE": instance}
+        return _Running(instance, self.command(mode[1], port), folder, environment)
+
+    def _job(self, instance: str, content: dict[str, Any], folder: Path) -> _Running:
+        container, home = content["run"]["container"], self.homes / _uuid(instance)
+        programs = home / "bin"
+        programs.mkdir(parents=True)
+        for name, script in (("pip", "exit 0"), ("python", f'exec "{sys.executable}" "$@"')):
+            (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+            (programs / name).chmod(0o755)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("POLYAXON_", "SERVICE_URL"))}
+        environment = {
+            **kept, "POLYAXON_HOST": self.host, "POLYAXON_HOME": str(home), "POLYAXON_RUN_INSTANCE": instance,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+        }  # fmt: skip
+        for variable in container.get("env") or []:
+            secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
+            value = self.secrets[secret["name"], secret["key"]] if secret else variable["value"]
+            environment[variable["name"]] = value
+        command = [str(self._path_of(word)) if "/plx-context/" in word else word for word in container["args"]]
+        retries = int((content.get("termination") or {}).get("maxRetries") or 0)
+        return _Running(instance, [*container["command"], *command], folder, environment, self.log(instance), retries)
+
+    def log(self, run: str) -> Path:
+        """What a job printed, over all its attempts. `run`: its UUID or instance."""
+        return self.homes / f"{_uuid(run)}.log"
 
     def _end(self, uuid: str) -> None:
         self.services.pop(uuid, None)
@@ -175,6 +258,10 @@ class Agent:
 
     def pid(self, uuid: str) -> int:
         return self._running[uuid].process.pid
+
+    def kill(self, uuid: str) -> None:
+        """End a run's container without a warning."""
+        self._running[uuid].kill()
 
     def _report(self, instance: str, status: str, message: str) -> None:
         condition = {"type": status, "status": "True", "reason": "TestAgent", "message": message}

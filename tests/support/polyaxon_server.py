@@ -67,7 +67,7 @@ def cluster(command: Path, folder: Path) -> Iterator[Cluster]:
         )  # fmt: skip
     try:
         _wait_for_api(process, api, folder / "sandbox.log")
-        with Gateway(api) as gateway, Agent(api, artifacts, gateway.services) as agent:
+        with Gateway(api) as gateway, Agent(api, artifacts, gateway.services, gateway.host) as agent:
             yield Cluster(api, artifacts, gateway, agent)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
