@@ -55,12 +55,12 @@ def _of_modes(folder: Path, state: State, load: int) -> Figures:
 
 def _of_comparison(result: dict[str, Any]) -> Figures:
     """Ratios (ngram / baseline) and verdicts of compare.py's JSON."""
-    figures: Figures = {"verdict": str(result["verdict"]["verdict"])}
+    figures: Figures = {"verdict": str(result["verdict"]["verdict"] or "no verdict")}
     for metric, lines in result["metrics"].items():
         named = {"": lines["overall"], **{f"{flat_name(family)}_": line for family, line in lines["families"].items()}}
         for prefix, line in named.items():
             values = {name: line["interval"][name] for name in ("ratio", "low", "high")}
             figures |= {f"{prefix}{metric}_{name}": value for name, value in values.items() if value is not None}
-            if metric == "e2el" and prefix:
+            if metric == "e2el" and prefix and line["verdict"]:
                 figures[f"{prefix}verdict"] = str(line["verdict"])
     return figures

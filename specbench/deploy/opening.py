@@ -73,7 +73,7 @@ def new_settings(given: Given) -> Settings:
     """What the command line names, and the defaults of the rest: repeats that grow with the load, a seed per pair."""
     named = {**DEFAULTS, **given_settings(given)}
     repeats = {load: min(REPEATS_PER_USER * load, MOST_REPEATS) for load in named["concurrency"]}
-    seeds = [0] * (len(named["order"]) // 2)  # one schedule, until compare.py takes another one for every pair
+    seeds = list(range(len(named["order"]) // 2))
     return msgspec.convert({"repeats": repeats, **named, "seeds": seeds}, Settings)
 
 

@@ -1,25 +1,15 @@
-"""The order in which deployments of both sides were measured, and what it protects from.
-
-Each deployment is one letter, number or word that names its side, in order of time.
-"""
+"""The order in which deployments of both sides were measured, and what it protects from."""
 
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
-Pair = tuple[Hashable, Hashable]
-
-
-def pairs_of(order: Sequence[Hashable]) -> list[Pair] | None:
-    """The deployments two by two, when each two are one of each side, as in BN NB; None when they are not."""
-    pairs = [(first, second) for first, second in zip(order[0::2], order[1::2], strict=False)]
-    paired = len(order) % 2 == 0 and len(pairs) > 0 and all(first != second for first, second in pairs)
-    return pairs if paired and len(set(order)) == 2 else None
-
 
 def alternates(order: Sequence[Hashable]) -> bool:
-    """Whether each pair is the reverse of the one before, as in BN, BNNB and BNNBBN.
+    """Whether deployments came in pairs of both sides, each pair the reverse of the one before: BN, BNNB, BNNBBN.
 
-    Then each side comes first as often as it can, and a device that drifts (warmer, busier) favours neither.
+    Then each side comes first as often as it can, and a device that drifts (warmer, busier) favours neither. `order`
+    names the side of each deployment, in order of time.
     """
-    pairs = pairs_of(order)
-    return pairs is not None and all(one != other for one, other in pairwise(pairs))
+    pairs = [tuple(order[first : first + 2]) for first in range(0, len(order), 2)]
+    whole = len(set(order)) == 2 and all(len(set(pair)) == 2 for pair in pairs)
+    return whole and all(one != other for one, other in pairwise(pairs))

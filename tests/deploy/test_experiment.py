@@ -60,7 +60,7 @@ def test_a_whole_experiment_on_a_gpu_host(tmp_path: Path, prompts: Path) -> None
     assert "In short" in answer.out and "overall" in answer.out
 
     seeds = [read_manifest(out / f"{name}-c{load}").schedule.seed for name in names for load in (1, 2)]
-    assert seeds == [0] * 8
+    assert seeds == [0, 0, 0, 0, 1, 1, 1, 1]
 
     again = run("--out", out, "--resume")
     assert again.code == 0 and "[1 of 4]" not in again.out and "In short" in again.out

@@ -70,7 +70,7 @@ def test_the_job_ends_with_verdicts_and_a_page_also_killed_twice(
     assert {"report.html", "experiment.json", "compare-c1.json"} <= set(files)
     outputs = dict(run.outputs)
     result = json.loads((polyaxon.artifacts / job / "outputs" / "experiment" / "compare-c1.json").read_text())
-    assert outputs["c1_verdict"] == result["verdict"]["verdict"]
+    assert outputs["c1_verdict"] == (result["verdict"]["verdict"] or "no verdict")
     copy = result["metrics"]["e2el"]["families"]["copy"]
     assert outputs["c1_copy_e2el_ratio"] == pytest.approx(copy["interval"]["ratio"])
     assert outputs["c1_ngram_e2el_s_p50"] > 0 and outputs["c1_baseline_requests_ok"] == 2
