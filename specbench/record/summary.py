@@ -138,7 +138,7 @@ def summary_table(directory: Path, manifest: Manifest, summary: Summary) -> str:
     for name, metrics in [*summary.metrics.families.items(), ("overall", summary.metrics.overall)]:
         row = "".join(f"{_milliseconds(metrics[metric].p50):>12}" for metric in ("ttft_s", "e2el_s", "tpot_s"))
         chunk = summary.tokens_per_chunk.families.get(name, summary.tokens_per_chunk.overall)
-        per_chunk = "-" if chunk is None else f"{chunk:.2f}"
+        per_chunk = "–" if chunk is None else f"{chunk:.2f}"
         lines.append(f"{name[:15]:<16}{metrics['e2el_s'].n:>6}{row}{per_chunk:>11}")
     rate, accepted = summary.throughput.tokens_per_s, summary.server.acceptance_rate
     queries, hits = summary.server.prefix_cache_queries, summary.server.prefix_cache_hits
@@ -161,7 +161,7 @@ def summary_table(directory: Path, manifest: Manifest, summary: Summary) -> str:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+    return "–" if seconds is None else f"{seconds * 1e3:.1f}"
 
 
 def distribution(values: Sequence[float]) -> Distribution:
