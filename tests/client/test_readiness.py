@@ -37,16 +37,16 @@ def wait(
     deadline_s: float = HANG_S,
 ) -> list[str]:
     """Wait for a server that answers so; what was said on the way."""
-    said: list[str] = []
+    sentences: list[str] = []
 
     async def run() -> None:
         async with Scripted(answer, tls) as server:
             url = server.url if scheme is None else f"{scheme}://{server.url.partition('://')[2]}"
             async with ControlClient(url, "t0ps3cret") as client:
-                await wait_until_ready(client, deadline_s, said.append)
+                await wait_until_ready(client, deadline_s, sentences.append)
 
     asyncio.run(run())
-    return said
+    return sentences
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_what_waiting_can_mend_is_waited_for(step: Sequence[Step]) -> None:
 
 def test_the_last_answer_is_shown_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "SHOWN_EVERY_S", 0.0)
-    said = wait(lambda number: READY if number > 2 else plain("503 Service Unavailable", b""))
-    assert len(said) == 3 and all(line.endswith(" s, the last answer was HTTP 503") for line in said)
+    sentences = wait(lambda number: READY if number > 2 else plain("503 Service Unavailable", b""))
+    assert len(sentences) == 3 and all(line.endswith(" s, the last answer was HTTP 503") for line in sentences)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class StandIn:
                 f"vllm:spec_decode_num_drafts_total{{{label}}} {drafts}",
                 f"vllm:spec_decode_num_draft_tokens_total{{{label}}} {K * drafts}",
                 f"vllm:spec_decode_num_accepted_tokens_total{{{label}}} {3 * drafts}",
-                *(f'{position}{{{label},position="{at}"}} {drafts if at < 3 else 0.0}' for at in range(K)),
+                *(f'{position}{{{label},position="{number}"}} {drafts if number < 3 else 0.0}' for number in range(K)),
             ]
         return "\n".join(lines) + "\n" + self.metrics_tail
 
