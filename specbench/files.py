@@ -6,14 +6,14 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from specbench import UserError
 
 PARTIAL = ".part"
-_MEASURED = ("requests.jsonl", "manifest.json", "summary.json", "experiment.json")
+_MEASURED = ("requests.jsonl", "requests.jsonl.gz", "manifest.json", "summary.json", "experiment.json")
 
 
 def json_bytes(value: Any) -> bytes:
@@ -77,10 +77,15 @@ def _is_standard_stream(path: Path, descriptor: int) -> bool:
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        return sha256_of_stream(file)
+
+
+def sha256_of_stream(file: IO[bytes]) -> str:
+    """The same of what an open file still holds."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -6,20 +6,24 @@
     manifest.json       what was asked of whom, and how the answer was verified
     summary.json        written last, atomically, with requests.jsonl's SHA-256: no summary means the run did not end
 
+requests.jsonl may be kept as requests.jsonl.gz (`gzip -n requests.jsonl`); the digest is that of the lines inside.
+
 Killed at any moment the directory is still readable: every line is written whole, in one call.
 """
 
 import errno
+import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
 from specbench import UserError
-from specbench.files import PARTIAL, json_bytes, sha256_of, write_atomically
+from specbench.files import PARTIAL, json_bytes, sha256_of_stream, write_atomically
 from specbench.record.format import (
     FORMAT,
     LONGEST_S,
@@ -35,6 +39,7 @@ from specbench.record.format import (
 )
 from specbench.record.prompts import PROMPT_TOKENS
 
+_GZIP = ".gz"
 _Document = TypeVar("_Document", Manifest, Summary)
 
 
@@ -119,10 +124,10 @@ def read_requests(directory: Path) -> Iterator[Request]:
 
     Raises UserError naming the line that was cut off, edited, or holds an impossible value.
     """
-    path = directory / REQUESTS
+    path = requests_path(directory)
     decoder = msgspec.json.Decoder(Request)
     try:
-        with open(path, "rb") as file:
+        with _open(path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     raise UserError(f"{path} line {number} is cut off: the file was truncated; run bench.py again")
@@ -132,8 +137,20 @@ def read_requests(directory: Path) -> Iterator[Request]:
                     raise UserError(f"{path} line {number} is not what bench.py writes: {error}") from None
                 _check_values(request, f"{path} line {number}")
                 yield request
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"cannot decompress {path}: {error}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def requests_path(directory: Path) -> Path:
+    """Where the requests stand: compressed, if they are there in that form only."""
+    plain, compressed = directory / REQUESTS, directory / (REQUESTS + _GZIP)
+    return compressed if compressed.exists() and not plain.exists() else plain
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix == _GZIP else open(path, "rb")
 
 
 def _read_document(path: Path, schema: type[_Document]) -> _Document:
@@ -177,15 +194,23 @@ def _check_values(request: Request, where: str) -> None:
             raise UserError(f"{where}: {name} is {count}, which no run can have counted")
 
 
+def _digest(path: Path) -> str:
+    try:
+        with _open(path) as file:
+            return sha256_of_stream(file)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"cannot decompress {path}: {error}") from None
+
+
 def check_unedited(directory: Path, manifest: Manifest, summary: Summary) -> None:
     """Raise UserError where the files of a result directory are no longer the ones that bench.py left.
 
     A summary without a digest, as the first version wrote it, is held against the manifest alone.
     """
     again = "it was edited or replaced: run bench.py again with a fresh --out"
-    digest = summary.requests_sha256
-    if digest is not None and digest != sha256_of(directory / REQUESTS):
-        raise UserError(f"{directory / REQUESTS} is not the file that {SUMMARY} beside it was made of; {again}")
+    path = requests_path(directory)
+    if summary.requests_sha256 not in (None, _digest(path)):
+        raise UserError(f"{path} is not the file that {SUMMARY} beside it was made of; {again}")
     if manifest.status != summary.status:
         raise UserError(
             f"{directory / MANIFEST} says {manifest.status} and {SUMMARY} {summary.status}; {again}"

@@ -1,5 +1,6 @@
 """The result directory: to the key, readable after any end, and a summary that anyone can recompute."""
 
+import gzip
 import json
 import math
 import os
@@ -402,3 +403,33 @@ def test_nothing_is_written_over_measurements(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="where measurements are kept"):
         check_writable(tmp_path / "experiment.json", "--out")
     check_writable(tmp_path / "compare-c1.json", "--json")
+
+
+def compressed(path: Path) -> Path:
+    """The same directory with requests.jsonl.gz in place of requests.jsonl; the compressed file."""
+    plain = path / REQUESTS
+    archive = path / (REQUESTS + ".gz")
+    archive.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
+    plain.unlink()
+    return archive
+
+
+def test_compressed_requests_are_read_and_held_against_the_digest_of_their_lines(tmp_path: Path) -> None:
+    path = written(tmp_path / "r", request(), request(position=1))
+    rows, whole = list(read_requests(path)), summary(path, manifest())
+    archive = compressed(path)
+    assert list(read_requests(path)) == rows
+    check_unedited(path, manifest(), whole)
+    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()).replace(b"copy-1", b"copy-2")))
+    with pytest.raises(UserError, match=r"requests\.jsonl\.gz is not the file that summary\.json"):
+        check_unedited(path, manifest(), whole)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-12], lambda content: content[:20] + b"\xff" * 30, lambda _: b"x"]
+)
+def test_a_damaged_archive_is_named(tmp_path: Path, damage: Any) -> None:
+    archive = compressed(written(tmp_path / "r", request(), request(position=1)))
+    archive.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(UserError, match=r"cannot decompress .*requests\.jsonl\.gz"):
+        list(read_requests(tmp_path / "r"))
