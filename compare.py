@@ -17,6 +17,7 @@ from pathlib import Path
 from specbench import Parser, UserError
 from specbench.comparison.assessment import Options, assess
 from specbench.comparison.format import Comparison
+from specbench.comparison.mix import parse_mix
 from specbench.comparison.pairing import pair
 from specbench.comparison.table import json_bytes, markdown_bytes, show_case, table
 from specbench.files import check_writable, write_atomically
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compared(arguments: argparse.Namespace) -> tuple[Comparison, str | None]:
     """The result, and the case that --show asks for."""
     options = Options(
-        mix=_parse_mix(arguments.mix),
+        mix=parse_mix(arguments.mix),
         primary=arguments.primary,
         accept_floor=arguments.accept_floor,
         allow_same_mode=arguments.allow_same_mode,
@@ -86,24 +87,6 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument("--allow-same-mode", action="store_true", help="compare a mode with itself")
     return parser
-
-
-def _parse_mix(text: str | None) -> dict[str, float] | None:
-    if text is None:
-        return None
-    mix: dict[str, float] = {}
-    for part in text.split(","):
-        family, separator, weight = part.rpartition("=")
-        try:
-            value = float(weight)
-        except ValueError:
-            value = -1.0
-        if not separator or not family or not 0 <= value <= 1 or family in mix:
-            raise UserError(f"--mix has {part!r}; write each family once as FAMILY=WEIGHT with a weight from 0 to 1")
-        mix[family] = value
-    if abs(sum(mix.values()) - 1) > 1e-6:
-        raise UserError(f"the weights of --mix sum to {sum(mix.values()):g}; make them sum to 1")
-    return mix
 
 
 def _write(path: Path, content: bytes) -> None:

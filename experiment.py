@@ -89,6 +89,9 @@ def parse(argv: Sequence[str] | None) -> Given:
     add("--max-tokens", type=int, metavar="N", help="for cases without their own (default: 128)")
     add("--prompts", type=Path, metavar="FILE", help="inventory (default: prompts.jsonl)")
     add("--no-text", action="store_true", help="keep lengths and digests in place of prompts and answers")
+    add("--mix", metavar="FAMILY=WEIGHT,…", help="weigh families by the intended traffic; sums to 1")
+    primary = "the one line to conclude from, named before looking (default: overall, or --mix)"
+    add("--primary", metavar="overall|FAMILY", help=primary)
     resume = (
         "go on with the experiment in --out, with its settings; not stored, so give them again: --approve, "
         "--insecure-http, --port, --startup-timeout, options after -- that hold a secret, and with --no-text --prompts"

@@ -47,6 +47,11 @@ def some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
+def listed(names: Sequence[str]) -> str:
+    """All of them in a sentence: copy, explain and short."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def ratio(value: float | None, digits: int = 3) -> str:
     """A ratio, or another number of that size: 0.714, 12.3; – where there is none."""
     if value is None:

@@ -34,6 +34,7 @@ from specbench.comparison.format import (
 )
 from specbench.comparison.gates import check_gates
 from specbench.comparison.intervals import Earlier
+from specbench.comparison.mix import check_families
 from specbench.comparison.pairing import Pair, pair
 from specbench.comparison.sides import METRICS, Floats, Ints, Run
 from specbench.comparison.spread import log_times, read_spreads
@@ -106,12 +107,7 @@ def assess(pair: Pair, options: Options) -> Comparison:
 
 
 def _check_options(pair: Pair, options: Options) -> None:
-    known = ", ".join(pair.families)
-    for family in options.mix or ():
-        if family not in pair.families:
-            raise UserError(f"--mix names the family {family!r}, which the inventory lacks; it has {known}")
-    if options.primary != "overall" and options.primary not in pair.families:
-        raise UserError(f"--primary is {options.primary!r}; name overall or one of {known}")
+    check_families(options.mix, options.primary, pair.families)
     if options.spread_from and len(pair.bases) == 1:
         raise UserError(
             "--spread-from narrows an interval over deployments, and here is one of each mode; name another pair with "

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from specbench import UserError
+from specbench.deploy.next_steps import line_options
 from specbench.deploy.processes import end_process, machine_boot, start_process, wait_until
 from specbench.deploy.state import (
     MODES,
@@ -241,6 +242,7 @@ class Experiment:
         for pair in others:
             command += ["--and", *pair]
         # Under load a baseline differs from itself; outputs that differ no more than that do not end the comparison.
+        command += line_options(self.settings)
         command += ["--accept-floor", "--json", json, "--markdown", markdown]
         log = self.folder / text
         try:

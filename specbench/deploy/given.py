@@ -28,4 +28,6 @@ class Given:
     approve: bool = False
     insecure_http: bool = False
     track: bool | None = None
+    mix: str | None = None
+    primary: str | None = None
     launcher_options: list[str] = field(default_factory=list)

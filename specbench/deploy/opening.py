@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from specbench import UserError
+from specbench.comparison.mix import check_families, parse_mix
 from specbench.deploy.given import Given, TargetName
 from specbench.deploy.polyaxon_target import PolyaxonTarget, params_in
 from specbench.deploy.processes import HOST, port_answers
@@ -50,6 +51,9 @@ def new_experiment(given: Given) -> State:
         raise UserError("--target is missing: local (embedded engine, no GPU), vllm (a GPU with vLLM) or polyaxon")
     given.prompts = given.prompts or ROOT / PROMPTS
     settings = new_settings(given)
+    if given.mix is not None or given.primary is not None:
+        families = {case.family for case in read_inventory(given.prompts).cases}
+        check_families(parse_mix(given.mix), given.primary, sorted(families))
     prompts = given.prompts.read_bytes()
     if folder.exists() and not (folder.is_dir() and _is_unused(folder, prompts)):
         raise UserError(f"--out {folder} is not an empty folder: give another --out")
@@ -120,6 +124,7 @@ def given_settings(given: Given) -> dict[str, Any]:
     named: dict[str, Any] = {
         "target": given.target, "order": given.order, "repeats": given.repeats, "max_tokens": given.max_tokens,
         "project": given.project, "owner": given.owner, "queue": given.queue,
+        "mix": parse_mix(given.mix), "primary": given.primary,
     }  # fmt: skip
     if given.order is not None:
         check_order(given.order)

@@ -34,7 +34,8 @@ class Settings(msgspec.Struct, kw_only=True):
     """What was asked for. `launcher_options` are redacted.
 
     `repeats` is one number for every load, or one by load. `seeds` holds one per pair of the order, so that each pair
-    has a schedule of its own; without it every schedule has seed 0.
+    has a schedule of its own; without it every schedule has seed 0. `mix` and `primary` are those of compare.py, named
+    before anything was measured.
     """
 
     order: Annotated[str, Meta(min_length=2, max_length=1000)]
@@ -49,6 +50,8 @@ class Settings(msgspec.Struct, kw_only=True):
     project: str | UnsetType = UNSET
     owner: str | UnsetType = UNSET
     queue: str | UnsetType = UNSET
+    mix: dict[str, float] | UnsetType = UNSET
+    primary: str | UnsetType = UNSET
 
     @property
     def keeps_text(self) -> bool:

@@ -1,60 +1,39 @@
-"""The page's charts: Vega-Lite drawings as inline SVG that take their colours from the page's style sheet.
-
-Every function takes plain numbers and returns `Markup`: an `<svg role="img">` with a text alternative. A panel is
-WIDTH pixels wide, so that a phone shows it unscaled and a wide window shows several side by side. Vega escapes the
-texts that it draws; nothing is fetched, and nothing in an SVG can run.
-"""
+"""The page's charts of times, drafts and outputs. Every function takes plain numbers and returns a drawing."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import vl_convert
 from markupsafe import Markup
 
-from specbench.words import printable
-
-Spec = dict[str, Any]
-Floats = npt.NDArray[np.float64]
-
-WIDTH = 340
-STEPS = 160  # points of one ECDF line: more than a panel has pixels to show
-INK, MUTED, GRID, PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--panel)"
-# A side is told by colour, and by dashes or shape as well.
-SIDES = {"base": ("var(--base)", [5, 3], "circle"), "candidate": ("var(--candidate)", [1, 0], "triangle-up")}
-# Ticks for an axis of ratios, from fine to coarse; the first row that reaches as far as the axis is taken.
-_RATIOS = (
-    (0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15),
-    (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3),
-    (0.25, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2),
-    (0.25, 0.5, 1, 2, 4),
+from specbench.page.drawing import (
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    RATIOS,
+    SECONDS,
+    STEPS,
+    WIDTH,
+    Floats,
+    Spec,
+    by_side,
+    by_value,
+    extent,
+    rounded,
+    svg,
+    time_scale,
+    time_ticks,
+    x_axis,
+    y_axis,
 )
-_CONFIG: Spec = {
-    "background": None,
-    "font": "system-ui, sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": MUTED, "titleColor": MUTED, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal",
-        "grid": True, "gridColor": GRID, "domain": False, "tickColor": GRID, "ticks": False, "labelPadding": 5,
-        "labelLimit": 150, "titlePadding": 6,
-    },
-    "aria": False,
-}  # fmt: skip
-_SECONDS = "datum.value < 1 ? format(datum.value * 1000, '.3~r') + ' ms' : format(datum.value, '.3~r') + ' s'"
-# What Vega leaves in an SVG for its own use: empty paths, roles of parts (the whole has one), defaults.
-_FOR_VEGA_ONLY = re.compile(
-    r'<path class="(?:back|fore)ground"[^>]*d="(?:M0,0h0v0h0Z)?"[^>]*/>'
-    r'| (?:pointer-events="none"|aria-hidden="true"|role="[^"]*"|aria-roledescription="[^"]*"|opacity="1")'
-)
+from specbench.words import duration
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One row of a forest plot: a ratio, its interval (None: there is none) and the redeploy spread (in logs)."""
+    """One row of a forest plot: a ratio, its interval (None: there is none), the spread of deployments (in logs)."""
 
     label: str
     ratio: float | None
@@ -65,7 +44,7 @@ class Effect:
 
 
 def forest(groups: Mapping[str, Sequence[Effect]], domain: tuple[float, float], alternative: str) -> Markup:
-    """Ratios on a log axis around 1, grouped under headings ("": none). Pale bar: a redeploy spread to either side."""
+    """Ratios on a log axis around 1, grouped under headings ("": none). Pale bar: one spread to either side."""
     rows: list[Spec] = []
     order: list[str] = []
     for heading, effects in groups.items():
@@ -75,17 +54,18 @@ def forest(groups: Mapping[str, Sequence[Effect]], domain: tuple[float, float], 
             order.append(f"{len(order):03d} {effect.label}")
             if effect.ratio is not None:
                 rows.append(_effect_row(order[-1], effect, domain))
-    row = next((row for row in _RATIOS if row[0] < domain[0] * 1.06 and domain[1] < row[-1] * 1.06), _RATIOS[-1])
+    row = next((row for row in RATIOS if row[0] < domain[0] * 1.06 and domain[1] < row[-1] * 1.06), RATIOS[-1])
     ticks = [value for value in row if domain[0] <= value <= domain[1]]
     y = {
         "field": "row", "type": "ordinal", "sort": order, "scale": {"domain": order},
         "axis": {
-            "title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "minExtent": _extent(order),
+            "title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "minExtent": extent(order),
             "labelColor": {"condition": {"test": "datum.value[3] == '#'", "value": INK}, "value": MUTED},
             "labelFontWeight": {"condition": {"test": "datum.value[3] == '#'", "value": 600}, "value": "normal"},
         },
     }  # fmt: skip
-    x = _x("ratio", {"type": "log", "domain": list(domain), "nice": False}, values=ticks, format="~g")
+    scale: Spec = {"type": "log", "domain": list(domain), "nice": False}
+    x = x_axis("ratio", scale, values=ticks, format="~g", title="ratio (log scale)")
     interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
     layers: list[Spec] = [
         {
@@ -102,15 +82,15 @@ def forest(groups: Mapping[str, Sequence[Effect]], domain: tuple[float, float], 
             "mark": {"type": "point", "filled": True, "color": INK, "opacity": 1, "strokeWidth": 1.5, "stroke": INK},
             "encoding": {
                 "x": x,
-                "shape": _by("primary", {"overall": "diamond", "family": "circle"}),
-                "size": _by("primary", {"overall": 85, "family": 45}),
-                "fill": _by("known", {"yes": INK, "no": PAPER}),
+                "shape": by_value("primary", {"overall": "diamond", "family": "circle"}),
+                "size": by_value("primary", {"overall": 85, "family": 45}),
+                "fill": by_value("known", {"yes": INK, "no": PAPER}),
             },
         },
     ]
     for layer in (layers[0], layers[2], layers[3]):
         layer["encoding"]["y"] = y
-    return _svg({"height": 18 * len(order) + 34, "layer": layers, "data": {"values": rows}}, alternative)
+    return svg({"height": 18 * len(order) + 52, "layer": layers, "data": {"values": rows}}, alternative)
 
 
 def _effect_row(row: str, effect: Effect, domain: tuple[float, float]) -> Spec:
@@ -144,19 +124,25 @@ def ratio_domain(values: Iterable[float | None]) -> tuple[float, float]:
 def ecdf(runs: Sequence[tuple[str, Floats]], domain: tuple[float, float], alternative: str) -> Markup:
     """The share of requests answered within a time: one line per deployment, (side, times in s)."""
     rows = [
-        {"run": number, "side": side, "x": _rounded(x), "share": round(share, 4)}
+        {"run": number, "side": side, "x": rounded(x), "share": round(share, 4)}
         for number, (side, times) in enumerate(runs)
         for x, share in steps(times)
     ]
     encoding = {
-        "x": _x("x", _time_scale(domain), labelExpr=_SECONDS, **_time_ticks(domain)),
-        "y": _y("share", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
-        "color": _by_side(0),
-        "strokeDash": _by_side(1),
+        "x": x_axis("x", time_scale(domain), labelExpr=SECONDS, title=_start(domain), **time_ticks(domain)),
+        "y": y_axis("share", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+        "color": by_side(0),
+        "strokeDash": by_side(1),
         "detail": {"field": "run"},
     }
     mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "clip": True}
-    return _svg({"height": 176, "mark": mark, "encoding": encoding, "data": {"values": rows}}, alternative)
+    return svg({"height": 194, "mark": mark, "encoding": encoding, "data": {"values": rows}}, alternative)
+
+
+def _start(domain: tuple[float, float]) -> str:
+    """Where an axis of time starts, and whether it is a logarithmic one."""
+    kind = " (log scale)" if time_scale(domain)["type"] == "log" else ""
+    return f"axis starts at {duration(domain[0])}{kind}"
 
 
 def steps(times: Floats) -> list[tuple[float, float]]:
@@ -179,31 +165,31 @@ def time_domain(times: Iterable[Floats]) -> tuple[float, float]:
 
 def by_load(points: Sequence[tuple[str, int, float]], alternative: str, *, seconds: bool) -> Markup:
     """A number against the users, (side, users, value): a point per deployment, a line through their means."""
-    rows = [{"side": side, "users": users, "value": _rounded(value)} for side, users, value in points]
-    labels = {"labelExpr": _SECONDS} if seconds else {"format": ",.3~r"}
+    rows = [{"side": side, "users": users, "value": rounded(value)} for side, users, value in points]
+    labels = {"labelExpr": SECONDS} if seconds else {"format": ",.3~r"}
     base: Spec = {
         "x": {
             "field": "users", "type": "ordinal", "sort": None, "scale": {"type": "point", "padding": 0.4},
             "axis": {"title": "users", "labelAngle": 0, "grid": False},
         },
-        "color": _by_side(0),
+        "color": by_side(0),
     }  # fmt: skip
-    y = _y("value", {"zero": True}, tickCount=5, **labels)
+    y = y_axis("value", {"zero": True}, tickCount=5, title="starts at 0", **labels)
     layers: list[Spec] = [
         {
             "mark": {"type": "line", "strokeWidth": 1.6},
             "encoding": {
                 **base,
                 "y": {**y, "aggregate": "mean"},
-                "strokeDash": _by_side(1),
+                "strokeDash": by_side(1),
             },
         },
         {
             "mark": {"type": "point", "filled": True, "opacity": 0.9, "size": 42},
-            "encoding": {**base, "y": y, "shape": _by_side(2)},
+            "encoding": {**base, "y": y, "shape": by_side(2)},
         },
     ]
-    return _svg({"height": 170, "layer": layers, "data": {"values": rows}}, alternative)
+    return svg({"height": 170, "layer": layers, "data": {"values": rows}}, alternative)
 
 
 def acceptance(runs: Sequence[Sequence[float]], alternative: str) -> Markup:
@@ -217,7 +203,7 @@ def acceptance(runs: Sequence[Sequence[float]], alternative: str) -> Markup:
         "field": "position", "type": "ordinal", "scale": {"type": "band", "paddingInner": 0.45, "paddingOuter": 0.3},
         "axis": {"title": "position in the draft", "labelAngle": 0, "grid": False},
     }  # fmt: skip
-    y = _y("rate", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1])
+    y = y_axis("rate", {"domain": [0, 1]}, format=".0%", values=[0, 0.25, 0.5, 0.75, 1])
     layers: list[Spec] = [
         {
             "mark": {"type": "bar", "color": "var(--candidate)", "opacity": 0.35, "cornerRadiusEnd": 2},
@@ -228,7 +214,7 @@ def acceptance(runs: Sequence[Sequence[float]], alternative: str) -> Markup:
             "encoding": {"x": x, "y": y},
         },
     ]
-    return _svg({"height": 150, "layer": layers, "data": {"values": rows}}, alternative)
+    return svg({"height": 150, "layer": layers, "data": {"values": rows}}, alternative)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +236,9 @@ def timeline(spans: Sequence[Span], alternative: str, width: int = WIDTH) -> Mar
         {
             "row": f"{number:03d} {row}",
             "side": span.side or "starting",
-            "start": _rounded(span.start / divisor),
-            "end": _rounded(span.end / divisor),
-            "middle": _rounded((span.start + span.end) / 2 / divisor),
+            "start": rounded(span.start / divisor),
+            "end": rounded(span.end / divisor),
+            "middle": rounded((span.start + span.end) / 2 / divisor),
             # A bar that is too short for its text goes without; the table below has every number.
             "text": span.text if (span.end - span.start) * (width - 130) / whole > 9 * len(span.text) else "",
         }
@@ -265,14 +251,14 @@ def timeline(spans: Sequence[Span], alternative: str, width: int = WIDTH) -> Mar
         "field": "row", "type": "ordinal", "sort": None, "scale": {"paddingInner": 0.35},
         "axis": {
             "title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "labelColor": INK,
-            "minExtent": _extent(f"000 {span.row}" for span in spans),
+            "minExtent": extent(f"000 {span.row}" for span in spans),
         },
     }  # fmt: skip
-    axis = _x("start", {"domainMin": 0, "nice": False}, title=f"{unit} since the first start", tickCount=5)
+    axis = x_axis("start", {"domainMin": 0, "nice": False}, title=f"{unit} since the first start", tickCount=5)
     layers: list[Spec] = [
         {
             "mark": {"type": "bar", "cornerRadius": 2, "stroke": PAPER, "strokeWidth": 1},
-            "encoding": {"x": axis, "x2": {"field": "end"}, "y": y, "color": _by("side", colors)},
+            "encoding": {"x": axis, "x2": {"field": "end"}, "y": y, "color": by_value("side", colors)},
         },
         {
             "mark": {"type": "text", "color": PAPER, "fontSize": 11, "fontWeight": 600},
@@ -280,20 +266,23 @@ def timeline(spans: Sequence[Span], alternative: str, width: int = WIDTH) -> Mar
         },
     ]
     height = 26 * len({row["row"] for row in rows}) + 40
-    return _svg({"width": width, "height": height, "layer": layers, "data": {"values": rows}}, alternative)
+    return svg({"width": width, "height": height, "layer": layers, "data": {"values": rows}}, alternative)
 
 
 def drift(deployments: Sequence[tuple[str, float]], alternative: str) -> Markup:
     """Mean E2EL of every deployment in the order in which they ran: (side, seconds)."""
     rows = [
-        {"at": number, "side": side, "value": _rounded(value)}
+        {"at": number, "side": side, "value": rounded(value)}
         for number, (side, value) in enumerate(deployments, start=1)
     ]
     x = {
         "field": "at", "type": "ordinal", "scale": {"type": "point", "padding": 0.5},
         "axis": {"title": "deployment, in order of time", "labelAngle": 0, "grid": False},
     }  # fmt: skip
-    y = _y("value", {"zero": False, "padding": 12}, labelExpr=_SECONDS, tickCount=4)
+    low, high = (bound([value for _, value in deployments]) for bound in (min, max))
+    domain = low / 1.02, high * 1.02
+    scale = {"domain": list(domain), "nice": False}
+    y = y_axis("value", scale, labelExpr=SECONDS, tickCount=4, title=f"starts at {duration(domain[0])}")
     layers: list[Spec] = [
         {"mark": {"type": "line", "color": GRID, "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
         {
@@ -301,12 +290,12 @@ def drift(deployments: Sequence[tuple[str, float]], alternative: str) -> Markup:
             "encoding": {
                 "x": x,
                 "y": y,
-                "color": _by_side(0),
-                "shape": _by_side(2),
+                "color": by_side(0),
+                "shape": by_side(2),
             },
         },
     ]
-    return _svg({"height": 140, "layer": layers, "data": {"values": rows}}, alternative)
+    return svg({"height": 140, "layer": layers, "data": {"values": rows}}, alternative)
 
 
 def disagreement(cases: Sequence[tuple[str, float | None, float]], alternative: str) -> Markup:
@@ -324,10 +313,10 @@ def disagreement(cases: Sequence[tuple[str, float | None, float]], alternative: 
     ]
     y = {
         "field": "row", "type": "ordinal", "sort": order, "scale": {"domain": order},
-        "axis": {"title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "minExtent": _extent(order)},
+        "axis": {"title": None, "grid": False, "labelExpr": "slice(datum.label, 4)", "minExtent": extent(order)},
     }  # fmt: skip
     quarters = [0, 0.25, 0.5, 0.75, 1]
-    x = _x("share", {"domain": [0, 1]}, format=".0%", values=quarters, title="pairs of outputs that differ")
+    x = x_axis("share", {"domain": [0, 1]}, format=".0%", values=quarters, title="pairs of outputs that differ")
     layers: list[Spec] = [
         {
             "data": {"values": [end for end in ends if end["within"] is not None]},
@@ -340,81 +329,9 @@ def disagreement(cases: Sequence[tuple[str, float | None, float]], alternative: 
             "encoding": {
                 "y": y,
                 "x": x,
-                "color": _by_side(0),
-                "shape": _by_side(2),
+                "color": by_side(0),
+                "shape": by_side(2),
             },
         },
     ]
-    return _svg({"height": 18 * len(order) + 40, "layer": layers}, alternative)
-
-
-# ---- what the charts share
-
-
-def _x(field: str, scale: Spec, **axis: Any) -> Spec:
-    return {"field": field, "type": "quantitative", "scale": scale, "axis": {"title": None, **axis}}
-
-
-def _y(field: str, scale: Spec, **axis: Any) -> Spec:
-    return _x(field, scale, minExtent=44, **axis)
-
-
-def _extent(labels: Iterable[str]) -> float:
-    """Room for labels (after a prefix of 4) in the widest of the fonts that a reader may have."""
-    return min(150.0, 7.2 * max((len(label) - 4 for label in labels), default=0) + 6)
-
-
-def _by(field: str, values: Mapping[str, Any]) -> Spec:
-    """A channel whose value is looked up by name; the page has the legend."""
-    return {
-        "field": field,
-        "type": "nominal",
-        "scale": {"domain": list(values), "range": list(values.values())},
-        "legend": None,
-    }
-
-
-def _by_side(look: int) -> Spec:
-    """The side's colour (0), dashes (1) or shape (2)."""
-    return _by("side", {side: looks[look] for side, looks in SIDES.items()})
-
-
-def _time_scale(domain: tuple[float, float]) -> Spec:
-    kind = "log" if domain[1] / domain[0] > 4 else "linear"
-    return {"type": kind, "domain": list(domain), "nice": False}
-
-
-def _time_ticks(domain: tuple[float, float]) -> Spec:
-    """1-2-5 for a log axis that spans several of them; a linear axis finds its own, without those that would touch."""
-    if domain[1] / domain[0] <= 4:
-        return {"tickCount": 4, "labelOverlap": "greedy", "labelSeparation": 14}
-    decades = range(math.floor(math.log10(domain[0])), math.ceil(math.log10(domain[1])) + 1)
-    every = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
-    inside = [value for value in every if domain[0] <= value <= domain[1]]
-    return {"values": inside if len(inside) <= 6 else inside[::2]}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-def _svg(spec: Spec, alternative: str) -> Markup:
-    """Draw a panel; its size, its role and its text alternative are put in the place of Vega's own."""
-    fit = {"autosize": {"type": "fit", "contains": "padding"}, "padding": 2}
-    whole = {"width": WIDTH, **fit, "config": _CONFIG, **spec}
-    drawn = vl_convert.vegalite_to_svg(_safe(whole), allowed_base_urls=[])
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
-    assert size is not None
-    body = drawn[drawn.index(">") + 1 :]
-    body = _FOR_VEGA_ONLY.sub("", body)
-    opening = Markup('<svg class="chart" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}">')
-    return opening.format(printable(alternative), *size.groups(), *size.groups()) + Markup(body)
-
-
-def _safe(value: Any) -> Any:
-    """`value` with control and bidi characters in every text made visible."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {key: _safe(item) for key, item in value.items()}
-    return [_safe(item) for item in value] if isinstance(value, list) else value
+    return svg({"height": 18 * len(order) + 40, "layer": layers}, alternative)

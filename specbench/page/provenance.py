@@ -1,20 +1,17 @@
 """Where a page's numbers come from: settings, flags, the commands to do it again, and what they do not show."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from specbench.deploy.state import PROMPTS
-from specbench.page.answer import primary_line
-from specbench.page.evidence import Evidence, Run, families_of
+from specbench.deploy.next_steps import experiment_command
+from specbench.page.evidence import Evidence, Run
 from specbench.record.format import Manifest
 from specbench.redaction import REDACTED, SECRET_NAME, redacted
+from specbench.words import count, listed
 
-_ROOT = Path(__file__).resolve().parents[2]
 # What is said of every run: a label, and where its manifest holds it.
 _SETTINGS = (
     ("Engine", "server.engine"),
@@ -49,17 +46,17 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Per setting its values, each with who has it: "all runs", a mode, or the runs by name."""
 
     def value_at(path: str) -> Callable[[Run], str]:
-        return lambda run: _said(_setting(run.manifest, path))
+        return lambda run: _shown(_setting(run.manifest, path))
 
     return [(label, _who_has(runs, value_at(path))) for label, path in _SETTINGS]
 
 
 def _setting(manifest: Manifest, path: str) -> Any:
-    """What stands at a dotted path; "not said" where a part of the path is missing."""
+    """What stands at a dotted path; "not reported" where a part of the path is missing."""
     value: Any = manifest
     for key in path.split("."):
         missing = value is None or (isinstance(value, Mapping) and key not in value)
-        value = "not said" if missing else value[key] if isinstance(value, Mapping) else getattr(value, key)
+        value = "not reported" if missing else value[key] if isinstance(value, Mapping) else getattr(value, key)
         if missing:
             break
     return value
@@ -81,14 +78,19 @@ def _names(holding: Sequence[Run], runs: Sequence[Run]) -> str:
     return ", ".join(run.name for run in holding)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, dict):
         value = {name: REDACTED if SECRET_NAME.search(str(name)) else item for name, item in value.items()}
     if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
-        return ", ".join(f"{item['name']} ({item.get('memory_mib', 0):,} MiB)" for item in value)
+        return ", ".join(_gpu(item) for item in value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    memory = gpu.get("memory_mib")
+    return f"{gpu['name']} ({memory:,} MiB)" if isinstance(memory, int) else str(gpu["name"])
 
 
 def flags(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -98,7 +100,7 @@ def flags(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     def value_of(flag: str) -> Callable[[Run], str]:
         return lambda run: argv[run.name].get(flag, "absent")
 
-    every = dict.fromkeys(flag for of in argv.values() for flag in of)
+    every = dict.fromkeys(flag for flags in argv.values() for flag in flags)
     return sorted(((flag, _who_has(runs, value_of(flag))) for flag in every), key=lambda row: len(row[1]) == 1)
 
 
@@ -115,75 +117,52 @@ def _flags_of(run: Run) -> dict[str, str]:
 
 
 def commands(evidence: Evidence) -> list[str]:
-    """How to make these results again, and how they were compared."""
+    """How to make these results again, in the README's folder."""
     if evidence.experiment is None:
-        runs = [run for load in evidence.loads for run in load.runs]
-        return [shlex.join(["python", *redacted(run.manifest.command)]) for run in runs]
-    given = evidence.experiment.settings
-    folder = _from_readme(evidence.folder)
-    words = ["python", "experiment.py", "--target", given.target, "--out", f"{folder}-again"]
-    words += ["--order", given.order, "--concurrency", ",".join(map(str, given.concurrency))]
-    if isinstance(given.repeats, int):  # else they grow with the load, which is the default
-        words += ["--repeats", str(given.repeats)]
-    words += ["--prompts", f"{folder}/{PROMPTS}"] if given.keeps_text else ["--prompts", "YOUR-PROMPTS", "--no-text"]
-    words += ["--max-tokens", str(given.max_tokens)]
-    for option, value in (("-p", given.project), ("--owner", given.owner), ("--queue", given.queue)):
-        if value is not UNSET:
-            words += [option, str(value)]
-    options = ["--", *given.launcher_options] if given.launcher_options else []
-    return [shlex.join([*words, *options])]
-
-
-def _from_readme(folder: Path) -> str:
-    """`folder` as it is called in the README's folder, where every command of the README is given."""
-    whole = folder.resolve()
-    if whole.is_relative_to(_ROOT):
-        return str(whole.relative_to(_ROOT))
-    return str(folder) if folder.name else whole.name
+        return [shlex.join(["python", *redacted(run.manifest.command)]) for run in evidence.runs]
+    return [experiment_command(evidence.experiment.settings, evidence.folder, "again")]
 
 
 def limits(evidence: Evidence) -> list[str]:
     """What this does not show: always true sentences, then those that these results call for."""
     first = evidence.loads[0].result
-    runs = [run for load in evidence.loads for run in load.runs]
+    runs = evidence.runs
     engines = {run.manifest.server.engine for run in runs}
-    loads = _listed(str(load.users) for load in evidence.loads)
+    loads = listed([str(load.users) for load in evidence.loads])
+    families = len(evidence.loads[0].families)
+    in_families = "of one family" if families == 1 else f"in {families} families"
     request = runs[0].manifest.request
     found = []
     if "vllm" not in engines:
         engine = ", ".join(sorted(str(engine or "an unknown engine") for engine in engines))
         found.append(f"How vLLM on a GPU behaves: the engine here is {engine}; this shows the method at work.")
     found += [
-        f"Your traffic: these are {first['cases']} prompts in {len(families_of(evidence.loads[0]))} families.",
-        f"Other loads: measured were {loads} users in a closed loop, each sending its next request when its last one "
-        f"is answered, never more than {evidence.loads[-1].users} at once.",
+        f"Your traffic: {'this is' if first.cases == 1 else 'these are'} {count(first.cases, 'prompt')} {in_families}.",
+        f"Other loads: these are {loads} users in a closed loop, where each sends its next request when its last one "
+        "is answered.",
         f"Other requests: these have temperature {request.get('temperature')} and at most {request.get('max_tokens')} "
         "tokens an answer.",
-        "The quality of answers: outputs are compared with each other, not judged.",
+        "The quality of answers: outputs are compared with each other"
+        + (f", and {first.expect.pairs:,} are held against what was expected." if first.expect else ", not judged."),
         "Tokens one by one: a chunk of a stream may hold several, so gaps between chunks are not reported.",
     ]
-    prompts = {primary_line(load.result)["prompts"]["reason"] for load in evidence.loads} - {None}
-    found += [f"Prompts like these in general: {reason}." for reason in sorted(prompts)]
-    if any(len(load.result["base"]["directories"]) == 1 for load in evidence.loads):
-        found.append("What another deployment would give: there is one of each mode, and a redeploy alone moves times.")
-    if len(first["metrics"]["e2el"]["families"]) > 1:
-        found.append("All families at once: each verdict beside the primary one errs 5% of the time on its own.")
+    prompts = {load.result.primary.prompts.reason for load in evidence.loads} - {None}
+    found += [f"Other prompts like these: {reason}." for reason in sorted(map(str, prompts))]
+    if families > 1:
+        found.append(
+            "All families at once: each row of the table that is not the primary one is wrong in 5% of comparisons "
+            "without any effect, so among many rows one often is."
+        )
     deployments = evidence.experiment.deployments if evidence.experiment else []
     unproven = {sentence for one in deployments if one.proof for sentence in one.proof.not_proven}
-    free = "Whether the device was free between deployments; not proven"
+    free = "Whether the device was free between deployments, which is not proven"
     found += [f"{free}: {sentence}." for sentence in sorted(unproven)]
-    gates = [gate for load in evidence.loads for gate in load.result["gates"]]
-    unchecked = {gate["name"] for gate in gates if gate["state"] == "not checked"}
-    if unchecked:
-        found.append(f"Whether these mattered, as nothing says them: {', '.join(sorted(unchecked))}.")
+    gates = [gate for load in evidence.loads for gate in load.result.gates]
+    if unchecked := sorted({gate.name for gate in gates if gate.state == "not checked"}):
+        found.append(f"Whether these mattered, because the server does not report them: {', '.join(unchecked)}.")
     found += [f"Anything at {load}: not compared (the experiment is {_status(evidence)})." for load in evidence.missing]
     return found
 
 
 def _status(evidence: Evidence) -> str:
     return evidence.experiment.status if evidence.experiment else "incomplete"
-
-
-def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last

@@ -18,7 +18,6 @@ import experiment
 from specbench import UserError
 from specbench.deploy import processes
 from specbench.deploy import state as state_module
-from specbench.deploy.closing import in_short
 from specbench.deploy.experiment import Experiment
 from specbench.deploy.opening import new_experiment
 from specbench.deploy.state import Deployment, State
@@ -352,20 +351,3 @@ def test_killed_while_the_embedded_engine_is_measured(tmp_path: Path, prompts: P
     first, second, *_ = state(out)["deployments"]
     assert (first["status"], second["name"]) == ("interrupted", "01-baseline-2")
     assert first["proof"]["proven"] and running_in(tmp_path) == []
-
-
-# ---- the end
-
-
-def test_the_end_is_a_table_with_a_line_a_load() -> None:
-    def result(copy: float | None, overall: float, verdict: str) -> dict[str, Any]:
-        line = {"name": "copy", "interval": {"ratio": copy}}
-        whole = {"name": "overall", "interval": {"ratio": overall}}
-        return {"metrics": {"e2el": {"families": {"copy": line}, "overall": whole}}, "verdict": {"verdict": verdict}}
-
-    loads = [("1 user", result(0.5581, 0.98, "faster")), ("16 users", result(None, 1.2, "not comparable"))]
-    assert in_short(loads) == [
-        "          copy  overall  verdict",
-        "  1 user  0.56     0.98  faster",
-        "16 users     –     1.20  not comparable",
-    ]

@@ -56,6 +56,9 @@ def test_any_other_order_is_refused(order: str, why: str) -> None:
     ("arguments", "sentence"),
     [
         ([], "--target is missing"),
+        (["--target", "local", "--mix", "copy=2"], "with a weight from 0 to 1"),
+        (["--target", "local", "--mix", "poems=1"], "--mix names the family 'poems'"),
+        (["--target", "local", "--primary", "poems"], "--primary is 'poems'"),
         (["--target", "local", "--order", "BB"], "both modes"),
         (["--target", "local", "--concurrency", "1,1"], "--concurrency 1,1"),
         (["--target", "local", "--concurrency", "0"], "--concurrency 0"),

@@ -1,317 +1,24 @@
-"""The page: its numbers, its sentences, what it does with hostile outputs, and how a real browser shows it."""
+"""report.py: what it reads, and one sentence for what cannot be shown."""
 
-import html.parser
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support import ROOT
-from support.browser import Browser, Page, find_chromium
-from support.simulated_runs import EPOCH, LEVEL_S, write_run
+from support.simulated_experiment import MODES, Tables, write_experiment
+from support.simulated_runs import write_run
 
 import report
-from specbench import UserError, words
-from specbench.comparison.assessment import Options, compare
-from specbench.files import json_bytes
-from specbench.page import answer, charts, evidence, panels, provenance
-from specbench.record.directory import read_requests
-
-MODES = ("baseline", "ngram")
-EFFECTS = {
-    1: {"copy": -0.4, "explain": -0.05},
-    4: {"copy": -0.25, "explain": 0.03, "short": 0.06},
-    8: {"copy": -0.1, "explain": 0.12, "short": 0.15},
-}
-HOSTILE = (
-    "</pre><script>document.title='owned'</script><img src=https://127.0.0.1:9/x onerror=\"document.title='owned'\">"
-    "\x1b[31m\u202eevil\u2066\u200b\U000e0041{{ 7 * 7 }}<svg onload=\"document.title='owned'\">"
-)
-
-SECRET = "not-for-any-eyes"
-
-
-def write_experiment(
-    folder: Path,
-    loads: tuple[int, ...] = (1, 4, 8),
-    order: str = "BNNB",
-    outputs: Callable[[str, int, str, int], str] = lambda case, repeat, mode, load: f"The answer to {case}.",
-    **options: Any,
-) -> Path:
-    """An experiment folder as experiment.py leaves it: simulated result directories, compare.py's own JSON."""
-    deployments: list[dict[str, Any]] = []
-    for index, letter in enumerate(order):
-        mode = "baseline" if letter == "B" else "ngram"
-        name = f"{index + 1:02d}-{mode}"
-        started = EPOCH + timedelta(minutes=20 * index)
-        for load in loads:
-            write_run(
-                folder / f"{name}-c{load}", mode=mode, order=index, concurrency=load, repeats=6, seed=10 * index + load,
-                effect=EFFECTS[load] if mode == "ngram" else 0.0, deployment=0.004 * (-1) ** (index // 2),
-                outputs=lambda case, repeat, mode=mode, load=load: outputs(case, repeat, mode, load), **options,
-            )  # fmt: skip
-        deployments.append(
-            {
-                "index": index + 1, "name": name, "mode": mode, "status": "done", "compile_cache": "warm",
-                "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"), "ready_s": 61.5,
-                "loads": {
-                    str(load): {"directory": f"{name}-c{load}", "status": "done", "seconds": 180.0} for load in loads
-                },
-                "proof": {"proven": ["port 8000 is closed"], "not_proven": ["GPU memory (nvidia-smi was not there)"]},
-            }
-        )  # fmt: skip
-    settings = {"target": "vllm", "order": order, "concurrency": list(loads), "repeats": 6, "launcher_options": []}
-    comparisons = {}
-    for load in loads:
-        sides = [[f"{d['name']}-c{load}" for d in deployments if d["mode"] == mode] for mode in MODES]
-        result = compare(*([folder / name for name in side] for side in sides), Options(accept_floor=True))
-        # experiment.py compares inside the folder: names without it.
-        (folder / f"compare-c{load}.json").write_text(json_bytes(result).decode().replace(f"{folder}/", ""))
-        pairs = list(zip(*sides, strict=True))
-        comparisons[str(load)] = {"json": f"compare-c{load}.json", "pairs": pairs}
-    document = {
-        "format": 1, "settings": settings, "status": "complete", "deployments": deployments, "comparisons": comparisons,
-    }  # fmt: skip
-    (folder / "experiment.json").write_bytes(json_bytes(document))
-    return folder
-
-
-def outputs_of_the_experiment(case: str, repeat: int, mode: str, load: int) -> str:
-    """One load identical, one within the floor, one with hostile and endless outputs of ngram alone."""
-    if load == 4 and case == "explain-1":
-        return f"variant {repeat % 2}"
-    if load == 8 and case == "copy-1" and mode == "ngram":
-        return HOSTILE + "w" * 100_000 * (repeat == 0)
-    return f"The answer to {case}."
-
-
-def hostile_server(manifest: dict[str, Any], summary: dict[str, Any], _: Any) -> None:
-    """A server that puts markup and what it was told in secret into everything that it says of itself."""
-    said = HOSTILE.replace("evil", "server")
-    manifest["server"]["version"] += said
-    record = manifest["server"]["record"]
-    record["driver"] = record["cuda"] = said
-    record["gpus"] = [{"name": said, "memory_mib": 1}]
-    record["argv"] += ["--api-key", SECRET, "--note", said]
-    record["environment"] = {"HF_TOKEN": SECRET, "NOTE": said}
-    manifest["mode_verified"]["detail"] = said
-    manifest["command"] += [f"--api-key={SECRET}"]
-    summary["warnings"] = [said]
-
-
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("report") / "trial"
-    return write_experiment(folder, outputs=outputs_of_the_experiment, edit=hostile_server)
-
-
-@pytest.fixture(scope="module")
-def page(experiment: Path) -> str:
-    assert report.main([str(experiment)]) == 0
-    return (experiment / "report.html").read_text()
-
-
-class Tables(html.parser.HTMLParser):
-    """Every table as rows of cell texts, by the label of the region around it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: dict[str, list[list[str]]] = {}
-        self._label = ""
-        self._cell: list[str] | None = None
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if dict(attrs).get("role") == "region":
-            self._label = str(dict(attrs)["aria-label"])
-        if tag == "tr":
-            self.tables.setdefault(self._label, []).append([])
-        if tag in ("td", "th"):
-            self._cell = []
-
-    def handle_data(self, data: str) -> None:
-        if self._cell is not None:
-            self._cell.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th") and self._cell is not None:
-            self.tables[self._label][-1].append(" ".join("".join(self._cell).split()))
-            self._cell = None
-
-
-# ---- numbers
-
-
-def geometric_mean(folder: Path, mode: str, load: int, family: str) -> float:
-    times = [
-        np.log(request.e2el_s)
-        for path in sorted(folder.glob(f"*-{mode}-c{load}"))
-        for request in read_requests(path)
-        if request.family == family and request.e2el_s
-    ]
-    return float(np.exp(np.mean(times)))
-
-
-def test_decision_table_holds_the_ratios_of_the_requests(experiment: Path, page: str) -> None:
-    rows = {row[0]: row for row in Tables(page).tables["Decision table"]}
-    assert rows["Family"][1:] == ["1 user", "4 users", "8 users"]
-    for family in LEVEL_S:
-        for column, load in enumerate((1, 4, 8), start=1):
-            base, candidate = (geometric_mean(experiment, mode, load, family) for mode in MODES)
-            result = json.loads((experiment / f"compare-c{load}.json").read_text())
-            line = result["metrics"]["e2el"]["families"][family]
-            cell = rows[family][column]
-            assert cell.startswith(f"{candidate / base:.3f} ")
-            assert f"{line['interval']['low']:.3f}–{line['interval']['high']:.3f}" in cell
-            assert line["verdict"] in cell
-    assert "not comparable" in rows["copy"][3] and "times alone: faster" in rows["copy"][3]
-    assert rows["Gates"][1] == "✓ none fired"
-    assert "Outputs vary in 1 of 9 cases, no more than baseline differs from itself" in page
-    assert "do not give the same outputs in 1 of 9 cases" in page
-
-
-def test_tables_below_hold_the_numbers_of_the_directories(experiment: Path, page: str) -> None:
-    tables = Tables(page).tables
-    e2el = [r.e2el_s for p in experiment.glob("*-ngram-c8") for r in read_requests(p) if r.family == "short"]
-    row = next(row for row in tables["Ratios in numbers"] if row[:3] == ["8 users", "E2EL", "short"])
-    assert row[4] == words.duration(float(np.median([value for value in e2el if value])))
-    rates = [
-        json.loads((path / "summary.json").read_text())["throughput"]["tokens_per_s"]
-        for path in experiment.glob("*-baseline-c4")
-    ]
-    row = next(row for row in tables["Throughput"] if row[0] == "4 users")
-    assert row[1] == f"{np.mean(rates):,.1f}"
-    row = next(row for row in tables["Output equality by load"] if row[0] == "4 users")
-    # One of nine cases has two outputs, six each of twelve: 6·6·2 of 12·11 pairs differ.
-    assert row[2:4] == ["8 of 9", f"{72 / 132 / 9:.1%}"]
-    row = next(row for row in tables["Acceptance"] if row[0] == "02-ngram-c1")
-    assert row[1:6] == ["45.0%", "3.25", "20.0%", "1.30", "400"]
-    row = next(row for row in tables["Client health"] if row[0] == "04-baseline-c8")
-    assert row[1:4] == ["8%", "0.10 ms", "0.60 ms"]
-
-
-def test_ecdf_steps_are_the_shares_of_the_times() -> None:
-    assert charts.steps(np.array([0.3, 0.1, 0.2, 0.4])) == [(0.1, 0.0), (0.1, 0.25), (0.2, 0.5), (0.3, 0.75), (0.4, 1)]
-    many = np.random.default_rng(0).lognormal(0, 1, 100_000)
-    drawn = charts.steps(many)
-    assert len(drawn) <= charts.STEPS + 1
-    for time, share in drawn[1:]:
-        assert share == pytest.approx(float(np.mean(many <= time)), abs=1e-9)
-
-
-def test_an_axis_of_time_leaves_out_one_stray_request_in_two_hundred() -> None:
-    times = np.append(np.full(999, 0.1), 9.0)
-    assert charts.time_domain([times])[1] < 0.2
-
-
-def bars(svg: str) -> list[tuple[str, float]]:
-    """(fill, width) of every bar of a chart."""
-    drawn = []
-    for path, fill in re.findall(r'<path d="M([^"]*)Z" fill="([^"]*)"', svg):
-        across = [float(x) for x in re.findall(r"-?[\d.]+", path)[::2]]
-        drawn.append((fill, max(across) - min(across)))
-    return drawn
-
-
-def test_the_timeline_tells_modes_by_colour(experiment: Path) -> None:
-    drawn = bars(panels.timeline_panels(evidence.gather([experiment]))[1])
-    fills = [fill for fill, _ in drawn]
-    # BNNB: each starts up, then runs at three loads.
-    runs = {"baseline": ["var(--base)"] * 3, "ngram": ["var(--candidate)"] * 3}
-    modes = ("baseline", "ngram", "ngram", "baseline")
-    assert fills == [fill for mode in modes for fill in ["var(--grid)", *runs[mode]]]
-
-
-def test_the_redeploy_bar_is_one_spread_to_either_side() -> None:
-    widths = []
-    for spread in (0.05, 0.1):
-        effect = charts.Effect("overall", 1.0, 0.9, 1.1, spread, True)
-        svg = charts.forest({"": [effect]}, (0.7, 1.4), "Ratio of candidate to base")
-        widths += [width for fill, width in bars(svg) if fill == "var(--muted)"]
-        interval = re.search(r'x2="([\d.]+)" y2="0" stroke="var\(--ink\)" stroke-width="2"', svg)
-        assert interval is not None
-        per_log = float(interval[1]) / np.log(1.1 / 0.9)
-        assert widths[-1] == pytest.approx(2 * spread * per_log, rel=0.01)
-    assert len(widths) == 2
-
-
-def test_an_experiment_of_many_requests_stays_small(tmp_path: Path) -> None:
-    cases = [(f"{family}-{number}", family) for family in LEVEL_S for number in range(250)]
-    for index, mode in enumerate(MODES):
-        run = {"cases": cases, "repeats": 6, "order": index, "outputs": lambda _, repeat: str(repeat)}
-        write_run(tmp_path / mode, mode=mode, **run)
-    assert report.main([str(tmp_path / "baseline"), str(tmp_path / "ngram"), "--out", str(tmp_path / "p.html")]) == 0
-    assert (tmp_path / "p.html").stat().st_size < 1_000_000
-
-
-# ---- sentences
-
-
-def line(timing: str, ratio: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    interval = {"ratio": ratio, "low": low, "high": high, "reason": "too few"}
-    return {"name": "overall", "primary": True, "timing": timing, "interval": interval}
-
-
-@pytest.mark.parametrize(
-    ("of", "said"),
-    [
-        (line("faster", 0.79, 0.74, 0.85), "21% less time per request (95% interval: 15% to 26% less)"),
-        (line("slower", 1.062, 1.012, 1.112), "6.2% more time per request (95% interval: 1.2% to 11% more)"),
-        (line("no clear difference", 1, 0.9, 1.05), "between 10% less and 5.0% more time per request (95% interval)"),
-        (line("cannot say from this pair", 0.87), "13% less time per request, with no interval: too few"),
-        (line("cannot say from this pair", None), "nothing to say of time: too few"),
-    ],
-)
-def test_the_effect_in_words(of: dict[str, Any], said: str) -> None:
-    assert answer.time_said(of) == said
-
-
-@pytest.mark.parametrize(
-    ("verdict", "kind", "lead"),
-    [
-        ("faster", "good", "Yes"),
-        ("slower", "bad", "No"),
-        ("no clear difference", "same", "No clear difference"),
-        ("depends", "same", "Depends"),
-        (None, "unknown", "No verdict"),
-        ("not comparable", "stop", "Not comparable"),
-        ("suspect", "stop", "Suspect"),
-    ],
-)
-def test_every_verdict_has_an_answer(verdict: str | None, kind: str, lead: str) -> None:
-    families = {name: {**line("faster", 0.7), "name": name, "primary": False} for name in ("copy", "short")}
-    result = {
-        "verdict": {"verdict": verdict, "timing": "faster"},
-        "base": {"mode": "baseline"},
-        "candidate": {"mode": "ngram"},
-        "cases": 9,
-        "gates": [{"name": "preemptions", "state": "fired"}],
-        "equality": {"verdict": "changed", "cases": {"copy-1": {"passes": False}}, "counts": {"identical": 8}},
-        "metrics": {"e2el": {"overall": line("faster", 0.8, 0.7, 0.9), "families": families}},
-    }
-    said = answer.answer(result)
-    assert (said["kind"], said["lead"]) == (kind, lead)
-    assert "20% less time per request" in said["time"]
-    assert bool(said["families"]) == (kind != "stop")
-
-
-def test_a_gate_that_fires_at_two_loads_is_told_once(tmp_path: Path) -> None:
-    folder = write_experiment(tmp_path / "x", loads=(1, 4), order="BN", summary={"server": {"preemptions": 3}})
-    assert report.main([str(folder)]) == 0
-    text = (folder / "report.html").read_text()
-    assert text.count("<b>preemptions</b>") == 1 and "1 user: 01-baseline-c1" in text and "4 users: 01-" in text
-    assert all(cell.startswith("! 1 fired") for cell in Tables(text).tables["Decision table"][-1][1:])
-
-
-# ---- input
+from specbench import UserError
+from specbench.deploy.state import read_state
+from specbench.page import evidence, provenance
 
 
 def test_loose_directories_are_compared_by_load(tmp_path: Path) -> None:
@@ -334,15 +41,14 @@ def test_an_experiment_without_its_comparisons_is_compared_again(tmp_path: Path)
     assert stored == again
 
 
-def test_loads_of_other_prompts_repeats_or_models_are_refused(
+def test_loads_of_other_prompts_or_models_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def other_model(manifest: dict[str, Any], *_: Any) -> None:
         manifest["server"]["model"]["id"] = "other"
 
     shapes: dict[str, dict[str, Any]] = {
-        "inventory": {"cases": [("x-1", "x"), ("x-2", "x")]}, "number of repeats": {"repeats": 3},
-        "model": {"edit": other_model},
+        "inventory": {"cases": [("x-1", "x"), ("x-2", "x")]}, "model": {"edit": other_model},
     }  # fmt: skip
     for what, shape in shapes.items():
         directories = []
@@ -363,7 +69,9 @@ def test_one_pair_is_said_of_the_load_that_has_one(tmp_path: Path) -> None:
     out = tmp_path / "p.html"
     assert report.main([*map(str, directories), "--out", str(out)]) == 0
     text = out.read_text()
-    assert "1 or 2 deployments per mode" in text and text.count("one deployment of each mode describes these two") >= 1
+    assert "1 to 2 deployments of each mode" in text
+    assert text.count('class="verdict unknown lead"') == 1
+    assert "Deploy both modes once more, in the reverse order" in text
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -459,7 +167,7 @@ def test_a_comparison_that_lacks_a_key_is_one_sentence(tmp_path: Path, capsys: p
         whole = json.loads((folder / "compare-c1.json").read_text())
         (folder / "compare-c1.json").write_text(json.dumps({name: of for name, of in whole.items() if name != key}))
         assert report.main([str(folder)]) == 2
-        assert f"lacks a key ('{key}')" in capsys.readouterr().err
+        assert f"missing required field `{key}`" in capsys.readouterr().err
         (folder / "compare-c1.json").write_text(json.dumps(whole))
 
 
@@ -480,7 +188,8 @@ def test_the_command_to_do_it_again_has_what_was_given(tmp_path: Path) -> None:
 def test_the_command_to_do_it_again_works_from_the_readme_s_folder() -> None:
     """The published experiment's prompts file is where the command says, whatever folder report.py was started in."""
     published = ROOT / "results" / "h200-smollm2-135m"
-    (command,) = provenance.commands(evidence.gather([published]))
+    state = evidence.Evidence(published, read_state(published), [], [])
+    (command,) = provenance.commands(state)
     words = shlex.split(command)
     assert (ROOT / words[words.index("--prompts") + 1]).is_file()
     assert words[words.index("--out") + 1] == "results/h200-smollm2-135m-again"
@@ -514,156 +223,75 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
         evidence.gather([tmp_path])
 
 
-# ---- hostile outputs
+# ---- what the reader asks for
 
 
-def test_outputs_are_escaped_made_visible_and_cut(page: str) -> None:
-    assert "<script" not in page and "<img" not in page and "<svg onload" not in page
-    assert "&lt;script&gt;" in page and "{{ 7 * 7 }}" in page
-    assert "\\x1b[31m\\u202eevil\\u2066\\u200b\\U000e0041" in page
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", page)
-    assert "w" * (evidence.CLAMP + 1) not in page
-    assert f"the first {evidence.CLAMP:,} of {len(HOSTILE) + 100_000:,} characters" in page
-    assert len(page.encode()) < 2_000_000
+def decision_row(path: Path, name: str) -> list[str]:
+    return next(row for row in Tables(path.read_text()).tables["Decision table"] if row[0].startswith(name))
 
 
-def test_nothing_that_lets_anyone_in_is_on_the_page(page: str) -> None:
-    assert SECRET not in page and "REDACTED" in page
+def test_a_mix_is_the_reader_s_traffic(tmp_path: Path) -> None:
+    """The stored comparison gives way to one with the weights; its line is the primary one."""
+    folder, out = write_experiment(tmp_path / "x", loads=(1,)), tmp_path / "mix.html"
+    assert report.main([str(folder), "--mix", "copy=1,explain=0,short=0", "--out", str(out)]) == 0
+    copied, mixed = decision_row(out, "copy"), decision_row(out, "mix")
+    assert mixed[0] == "mixprimary"
+    assert copied[1].split()[:2] == mixed[1].split()[:2]
+    assert report.main([str(folder), "--out", str(out)]) == 0
+    assert decision_row(out, "overall")[0] == "overallprimary"
 
 
-def test_cases_that_differ_most_and_outputs_given_most_stand_first(tmp_path: Path) -> None:
-    def outputs(case: str, repeat: int, mode: str, load: int) -> str:
-        if case == "copy-1":  # within the floor
-            return str(repeat % 2)
-        if case == "short-3" and mode == "ngram":
-            return f"new {repeat if repeat < 2 else 'usual'}"
-        return "old"
-
-    load = evidence.gather([write_experiment(tmp_path / "x", loads=(1,), outputs=outputs)]).loads[0]
-    assert list(load.outputs) == ["short-3", "copy-1"]
-    assert [output.text for output in load.outputs["short-3"]][:2] == ["old", "new usual"]
+def test_a_family_can_be_the_primary_line(tmp_path: Path) -> None:
+    folder, out = write_experiment(tmp_path / "x", loads=(1,)), tmp_path / "p.html"
+    assert report.main([str(folder), "--primary", "copy", "--out", str(out)]) == 0
+    assert decision_row(out, "copy")[0] == "copyprimary" and decision_row(out, "overall")[0] == "overall"
+    assert "Yes: 33% less time" in re.sub(r"<[^>]+>", "", out.read_text())
 
 
-def test_no_text_leaves_outputs_out(experiment: Path, tmp_path: Path) -> None:
-    out = tmp_path / "p.html"
-    assert report.main([str(experiment), "--no-text", "--out", str(out)]) == 0
-    text = out.read_text()
-    assert "left out by --no-text" in text and "First divergence" in text
-    assert "evil" not in text and "variant 1" not in text and "The answer to" not in text
-
-
-def test_hostile_names_are_harmless_too(tmp_path: Path) -> None:
-    family = "<script>document.title='owned'</script>\u202e"
-    cases = [(f"{family}-{number}", family) for number in range(3)]
-    for index, mode in enumerate(MODES):
-        write_run(
-            tmp_path / mode, mode=mode, cases=cases, order=index,
-            outputs=lambda case, repeat, mode=mode: mode + "<b>" * (repeat % 2),
-        )  # fmt: skip
-    out = tmp_path / "p.html"
-    assert report.main([str(tmp_path / "baseline"), str(tmp_path / "ngram"), "--out", str(out)]) == 0
-    assert "<script" not in out.read_text() and "\u202e" not in out.read_text()
-
-
-# ---- looks
-
-
-def luminance(color: str) -> float:
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_contrast_is_aa_in_both_schemes(scheme: int) -> None:
-    template = (ROOT / "specbench" / "page" / "report.html.j2").read_text()
-    blocks = re.findall(r":root \{(.*?)\}", template, flags=re.S)
-    colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[scheme]))
-    pairs = [(front, back) for front in ("ink", "muted") for back in ("page", "panel")]
-    pairs += [(kind, f"{kind}-bg") for kind in ("good", "bad", "same", "stop")]
-    for front, back in [*pairs, ("ink", "mark"), ("base", "panel"), ("candidate", "panel")]:
-        low, high = sorted((luminance(colors[front]), luminance(colors[back])))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, f"{front} on {back}"
-
-
-@pytest.fixture(scope="module")
-def browser(not_available: Callable[[str], Any]) -> Iterator[Browser]:
-    program = find_chromium()
-    if program is None:
-        not_available("Debian's chromium (apt-get install chromium)")
-    with Browser(program) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def opened(browser: Browser, page: str, experiment: Path) -> Callable[[int, bool], Page]:
-    """The page in a window of a width and a scheme, everything folded out, every tab kept."""
-    tabs: dict[tuple[int, bool], Page] = {}
-
-    def at(width: int, dark: bool) -> Page:
-        if (width, dark) not in tabs:
-            tab = browser.open(experiment / "report.html", width=width, dark=dark)
-            tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-            tabs[width, dark] = tab
-        return tabs[width, dark]
-
-    return at
-
-
-WINDOWS = [(360, False), (390, True), (1440, False), (1440, True)]
-
-
-@pytest.mark.parametrize(("width", "dark"), WINDOWS)
-def test_nothing_is_wider_than_the_window(opened: Callable[[int, bool], Page], width: int, dark: bool) -> None:
-    tab = opened(width, dark)
-    assert tab.evaluate("document.documentElement.scrollWidth") == width
-    outside = tab.evaluate(
-        f"[...document.querySelectorAll('body *')].filter(one => !one.closest('.scroll, svg, .skip')"
-        f" && one.getBoundingClientRect().right > {width}).map(one => one.outerHTML.slice(0, 80))"
-    )
-    assert outside == []
-
-
-@pytest.mark.parametrize(("width", "dark"), WINDOWS)
-def test_no_script_runs_no_request_leaves_nothing_is_reported(
-    opened: Callable[[int, bool], Page], width: int, dark: bool
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mix", "copy=2"], "with a weight from 0 to 1"),
+        (["--mix", "copy=0.5"], "sum to 0.5"),
+        (["--mix", "poems=1"], "which the inventory lacks"),
+        (["--primary", "poems"], "name overall or one of"),
+        (["--out", "{folder}"], "is a folder: name a file"),
+        (["--out", "{folder}/prompts.jsonl"], "holds prompts or requests"),
+        (["--out", "{folder}/01-baseline-c1/requests.jsonl"], "where measurements are kept"),
+        (["--out", "{folder}/02-ngram-c1/page.html"], "where measurements are kept"),
+        (["--out", "{folder}/experiment.json"], "where measurements are kept"),
+        (["--out", "{folder}/nowhere/page.html"], "its folder does not exist"),
+    ],
+)
+def test_options_that_cannot_be_followed_are_one_sentence(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tab = opened(width, dark)
-    assert tab.evaluate("document.title") == "Should n-gram be turned on?"
-    assert tab.events("Log.entryAdded") == [] and tab.events("Runtime.exceptionThrown") == []
-    assert tab.events("Runtime.consoleAPICalled") == []
-    urls = [event["request"]["url"] for event in tab.events("Network.requestWillBeSent")]
-    assert [url.rpartition("/")[2] for url in urls] == ["report.html"]
+    folder = write_experiment(tmp_path / "x", loads=(1,), order="BN")
+    (folder / "prompts.jsonl").write_text("{}\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert report.main([str(folder), *(option.format(folder=folder) for option in options)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.startswith("report.py: ") and said.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_no_two_parts_share_an_id(page: str) -> None:
-    """Two charts' clip paths of one name would cut each other off."""
-    ids = re.findall(r'id="([^"]+)"', page)
-    assert len(ids) == len(set(ids)) and any("clip" in one for one in ids)
-    assert set(re.findall(r"url\(#([^)]+)\)", page)) <= set(ids)
+def run_script(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, str(ROOT / "report.py"), *arguments]
+    return subprocess.run(command, capture_output="stdout" not in options, check=False, **options)
 
 
-def test_table_and_charts_are_there_and_themed(opened: Callable[[int, bool], Page]) -> None:
-    light, dark = opened(1440, False), opened(1440, True)
-    assert light.evaluate("document.querySelectorAll('.decision tbody tr').length") == 5
-    drawn = "[...document.querySelectorAll('svg.chart')].filter(one => one.getBoundingClientRect().height > 60).length"
-    assert light.evaluate(drawn) >= 3 + 27 + 5 + 3 + 1 + 3
-    ink = "getComputedStyle(document.querySelector('#ratios svg text')).fill"
-    assert light.evaluate(ink) != dark.evaluate(ink)
+def test_an_empty_name_is_one_sentence() -> None:
+    for arguments in ([""], ["x", "--out", ""]):
+        run = run_script(*arguments)
+        assert run.returncode == 2 and b"the name is empty" in run.stderr and run.stderr.count(b"\n") == 1
 
 
-def test_a_screen_reader_and_a_keyboard_find_their_way(opened: Callable[[int, bool], Page]) -> None:
-    tab = opened(1440, False)
-    every = "[...document.querySelectorAll('{}')].every(one => {})".format
-    assert tab.evaluate(every("th", "one.scope"))
-    assert tab.evaluate(every("svg", "one.ariaHidden || one.ariaLabel.length > 20"))
-    assert tab.evaluate(every(".scroll", "one.tabIndex === 0 && one.ariaLabel"))
-    assert tab.evaluate(every("nav a", "document.querySelector(one.hash)"))
-    # A verdict is words, never a colour or a sign alone.
-    assert tab.evaluate(every(".verdict", "/[a-z]{3}/i.test(one.textContent)"))
-    headings = tab.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(one => one.tagName[1]).join('')")
-    assert headings.startswith("12") and headings.count("1") == 1
-
-
-def test_it_prints(opened: Callable[[int, bool], Page]) -> None:
-    assert opened(1440, False).pdf().startswith(b"%PDF")
+def test_a_page_goes_to_a_device_and_a_dead_terminal_loses_nothing(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "x", loads=(1,), order="BN")
+    piped = run_script(str(folder), "--out", "/dev/stdout")
+    assert piped.returncode == 0
+    assert piped.stdout.startswith(b"<!doctype html>") and piped.stdout.rstrip().endswith(b"</html>")
+    assert run_script(str(folder), "--out", "/dev/null").returncode == 0 and Path("/dev/null").is_char_device()
+    with open("/dev/full", "wb") as full:
+        assert run_script(str(folder), stdout=full, stderr=subprocess.DEVNULL).returncode == 0
+    assert (folder / "report.html").read_text().rstrip().endswith("</html>")
