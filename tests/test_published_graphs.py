@@ -153,6 +153,13 @@ def test_full_graphs_in_the_baseline_are_told_as_measured() -> None:
         assert "{}, {} and {} more are not excluded".format(*worst) in text
 
 
+def test_what_full_graphs_give_ngram_is_told_as_measured() -> None:
+    found = [lines(compared((SHAPE_DEFAULT, "ngram"), (SHAPE, "ngram"), load))["overall"] for load in LOADS]
+    assert [(each.interval.high or 0) < 1 for each in found] == [True, False, False]
+    for text in (flat(CONFOUNDS), flat(SHAPE / "README.md")):
+        assert "over ngram with the default: overall {}, {} and {}".format(*map(ratio, found)) in text
+
+
 def test_both_baselines_with_full_graphs_were_slower_at_1_user() -> None:
     means = [
         statistics.geometric_mean(
