@@ -39,7 +39,7 @@ def polyaxon(deployment_of_polyaxon: Cluster, monkeypatch: pytest.MonkeyPatch, t
     running.agent.command = health_only
     yield running
     running.gateway.api_status = running.gateway.token = running.agent.fail = None
-    running.gateway.drop_uploads = running.agent.idle = False
+    running.gateway.drop_uploads = running.gateway.refuse_creation = running.agent.idle = False
     running.agent.clear()
 
 

@@ -176,3 +176,13 @@ def test_an_experiment_that_cannot_start(polyaxon: Cluster, tmp_path: Path, opti
     assert (process.returncode, printed.count("\n")) == (2, 1)
     assert sentence in printed
     assert not (tmp_path / "experiment").exists()
+
+
+def test_a_token_that_may_not_start_runs_deploys_nothing(polyaxon: Cluster, tmp_path: Path) -> None:
+    """It may look at the project, so that only the first deployment meets the refusal."""
+    polyaxon.gateway.refuse_creation = True
+    process = experiment(polyaxon, tmp_path, "--target", "polyaxon", "-p", PROJECT, "--order", "BN")
+    printed = finished(process)
+    assert process.returncode == 2, printed
+    assert f"the token has no permission to create the run in default/{PROJECT}" in printed.splitlines()[-1]
+    assert RunApi(PROJECT).unfinished(f"specbench-{state(tmp_path)['id']}-%") == []

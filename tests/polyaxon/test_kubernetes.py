@@ -97,3 +97,13 @@ def test_what_docs_operations_says_of_the_objects(tmp_path: Path) -> None:
     volumes = {each["name"]: each for each in spec["volumes"]}
     assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "vllm-cache"}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
+
+
+def test_the_node_can_be_named_as_docs_operations_says(tmp_path: Path) -> None:
+    line = re.search(r"`(environment: \{nodeSelector: .*\})`", (ROOT / "docs" / "operations.md").read_text())
+    assert line
+    service = tmp_path / "service.yaml"
+    service.write_text((ROOT / "service.yaml").read_text().replace("\nrun:\n", f"\nrun:\n  {line[1]}\n"))
+    (deployment, _) = objects(rendered(service, mode="ngram"))
+    kubernetes_validate.validate(deployment, NEWEST[-1], strict=True)
+    assert deployment["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "NODE"}

@@ -33,6 +33,7 @@ class Gateway:
         self.api_status: int | None = None  # answer the API's calls with this instead
         self.api_refusals = 0  # how many it answered so
         self.drop_uploads = False  # accept them and keep nothing
+        self.refuse_creation = False  # the token may read and not create
         self.read_timeout_s: float = 650.0
         self.api_calls: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -95,6 +96,8 @@ class Gateway:
                 return web.json_response({"detail": "stub"}, status=self.api_status)
             if self.api is None:
                 raise web.HTTPNotFound
+            if self.refuse_creation and request.method == "POST" and request.path.endswith("/runs"):
+                return web.json_response({"detail": "You do not have permission."}, status=403)
             if self.drop_uploads and request.method == "POST" and request.path.endswith("/artifact"):
                 return web.json_response({})
             return await self._pass_on(request, self.api + request.path_qs, None, again=5)
