@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT)]
 
-from support.simulated_runs import write_run  # noqa: E402
+from benchmarks.simulated_runs import write_run  # noqa: E402
 
 LIMIT_S, LIMIT_MB = 15.0, 500.0
 CHARACTERS = 200

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pytest
-from support import ROOT, find_free_port, wait_until_healthy
+from support import HANG_S, ROOT, find_free_port, wait_until_healthy
 from support.vllm_source import Source, fetch_source
 
 
@@ -55,4 +55,4 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
     for process, _ in running.values():
         process.terminate()
     for process, _ in running.values():
-        process.wait(timeout=30)
+        process.wait(timeout=HANG_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from support import ROOT
+from support import HANG_S, ROOT
 
 FILES = ("requirements.txt", "requirements-demo.txt", "requirements-forecast.txt", "requirements-test.txt")
 
@@ -88,5 +88,5 @@ def test_the_scripts_start_where_only_the_small_packages_are(tmp_path: Path, scr
     )
     command = [sys.executable, str(ROOT / script), "--help"]
     environment = {"PYTHONPATH": str(tmp_path), "PATH": ""}
-    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S, check=False)
     assert answer.returncode == 0, answer.stderr

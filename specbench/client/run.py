@@ -1,6 +1,7 @@
 """One run of bench.py: wait, identify, warm up, verify, measure, sum up; each step is written down before the next."""
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
@@ -45,7 +46,7 @@ from specbench.record.format import (
 )
 from specbench.record.judged import Judged, count_commands, judge_answers, measured_answers, write_judged
 from specbench.record.prompts import write_prompt_tokens
-from specbench.record.provenance import client_record, now, tool
+from specbench.record.provenance import STARTED_AS, client_record, now, tool
 from specbench.record.summary import summarize, summary_table
 from specbench.redaction import Secrets, public_url
 from specbench.terminal import INTERRUPTED, say
@@ -393,7 +394,8 @@ class Run:
         )
         self.out.write_json(SUMMARY, summary)
         print(printable(summary_table(self.out.path, manifest, summary)))
-        print(printable(f"next: {next_step(self.out.path, manifest)}"))
+        if STARTED_AS not in os.environ:  # experiment.py knows what comes next
+            print(printable(f"next: {next_step(self.out.path, manifest)}"))
         if result is None:
             return INTERRUPTED
         return 0 if result.stopped is None and summary.requests.ok == len(self._items) else 1

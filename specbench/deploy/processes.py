@@ -16,9 +16,9 @@ import psutil
 
 from specbench import UserError
 from specbench.deploy.state import Process
+from specbench.record.provenance import STARTED_AS
 
 HOST = "127.0.0.1"
-MARKER = "SPECBENCH_STARTED_AS"  # in the environment of everything started, so that orphans can be told from strangers
 
 
 class Owner(Protocol):
@@ -46,7 +46,7 @@ def start_process(
         output = stack.enter_context(log.open("ab")) if log else None
         child = subprocess.Popen(
             gate, stdin=subprocess.PIPE, stdout=output, stderr=output and subprocess.STDOUT, cwd=cwd,
-            start_new_session=True, env={**os.environ, MARKER: marker},
+            start_new_session=True, env={**os.environ, STARTED_AS: marker},
         )  # fmt: skip
     created = psutil.Process(child.pid).create_time()
     owner.process = Process(child.pid, created, machine_boot(), marker)
@@ -77,7 +77,7 @@ def living(process: Process) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
             if os.getpgid(candidate.pid) != process.pid or candidate.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if verified or candidate.environ().get(MARKER) == process.marker:
+            if verified or candidate.environ().get(STARTED_AS) == process.marker:
                 found.append(candidate)
     return found
 

@@ -9,6 +9,9 @@ from datetime import datetime, timezone
 from specbench import __version__
 from specbench.record.format import ClientRecord, Tool
 
+# In the environment of all that experiment.py starts: so bench.py knows that it is a step of an experiment, and orphans
+# are told from strangers.
+STARTED_AS = "SPECBENCH_STARTED_AS"
 _PACKAGES = ("httpx", "httptools", "msgspec", "numpy", "uvloop", "polyaxon")
 
 

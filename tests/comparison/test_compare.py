@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 from support import ROOT
-from support.simulated_runs import NINE, write_run
 
 import compare
+from benchmarks.simulated_runs import NINE, write_run
 from specbench.comparison import assessment
 from specbench.comparison.assessment import Options
 from specbench.comparison.format import FORMAT, Comparison

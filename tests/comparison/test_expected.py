@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated_runs import write_run
 
+from benchmarks.simulated_runs import write_run
 from specbench import UserError
 from specbench.client.withholding import withheld
 from specbench.comparison.assessment import Options, compare

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated_runs import NINE, write_run
 
+from benchmarks.simulated_runs import NINE, write_run
 from specbench import UserError
 from specbench.comparison.gates import Gate, check_gates
 from specbench.comparison.pairing import Pair, pair

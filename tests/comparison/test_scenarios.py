@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated_runs import write_run
 
 import compare
+from benchmarks.simulated_runs import write_run
 
 REDEPLOY = (0.004, -0.006, 0.005, -0.003)  # shifts of the four deployments
 

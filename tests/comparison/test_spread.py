@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated_runs import write_run
 
 import compare
+from benchmarks.simulated_runs import write_run
 from specbench import UserError
 from specbench.comparison.assessment import Options
 from specbench.comparison.assessment import compare as compare_directories

@@ -36,7 +36,7 @@ def test_a_whole_experiment_without_texts(
     compared = json.loads((tmp_path / "c.json").read_text())
     assert all(case["divergence"] is None for case in compared["equality"]["cases"].values())
     assert report.main([str(out), "--out", str(tmp_path / "page.html")]) == 0
-    assert "YOUR-PROMPTS --no-text" in (tmp_path / "page.html").read_text()
+    assert "YOUR-PROMPTS.jsonl --no-text" in (tmp_path / "page.html").read_text()
 
     readable = [json.loads(line)["messages"][0]["content"] for line in prompts.read_text().splitlines()]
     readable += [answer(mode)[:40] for mode in ("baseline", "ngram")]

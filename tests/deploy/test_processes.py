@@ -65,7 +65,7 @@ def test_a_group_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
 
 def test_an_orphan_is_told_from_a_stranger_by_its_environment(tmp_path: Path) -> None:
     owner = Owner()
-    script = f"sleep 600 & env -u {processes.MARKER} sleep 601 & touch ready; exit"
+    script = f"sleep 600 & env -u {processes.STARTED_AS} sleep 601 & touch ready; exit"
     process = start(tmp_path, script, owner)
     process.wait(HANG_S)
     # env needs a moment to become sleep.

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from support import ROOT, wait_until_healthy
+from support import HANG_S, ROOT, wait_until_healthy
 
 import launch_local
 from specbench import UserError
@@ -24,7 +24,7 @@ COPY = "Repeat exactly: red green blue red green blue red green blue red green b
 
 def chat(url: str, text: str, max_tokens: int) -> str:
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens, "seed": 0}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=HANG_S, trust_env=False)
     return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
 
@@ -82,17 +82,18 @@ def test_a_signal_ends_it_at_once_even_in_mid_stream(tmp_path: Path, free_port: 
     def stream() -> None:
         body = {"messages": [{"role": "user", "content": COPY}], "max_tokens": 1500, "stream": True}
         try:
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
+            chat_url = f"{url}/v1/chat/completions"
+            with httpx.stream("POST", chat_url, json=body, timeout=HANG_S, trust_env=False) as answer:
                 for _ in answer.iter_lines():
                     streaming.set()
         except httpx.HTTPError:
             ended.set()
 
     threading.Thread(target=stream, daemon=True).start()
-    assert streaming.wait(60)
+    assert streaming.wait(HANG_S)
     process.send_signal(number)
-    assert process.wait(20) == 0
-    assert ended.wait(20)
+    assert process.wait(HANG_S) == 0
+    assert ended.wait(HANG_S)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
     launch_local.check_port(free_port)  # free again
 
@@ -103,7 +104,7 @@ def test_a_busy_port_is_one_sentence() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         command = [sys.executable, str(ROOT / "launch_local.py"), "--mode", "ngram", "--port", str(port)]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert answer.returncode == 2 and answer.stdout == ""
     assert answer.stderr.startswith(f"launch_local.py: --port {port} of 127.0.0.1 cannot be listened on (")
     assert answer.stderr.count("\n") == 1
@@ -148,7 +149,7 @@ def test_its_first_line_is_the_record(embedded_engine: Callable[[str], str], tmp
     assert process.stdout is not None
     record = json.loads(process.stdout.readline())
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(HANG_S) == 0
     process.stdout.close()
     served = httpx.get(f"{embedded_engine('ngram')}/server-record", trust_env=False).json()
     assert record.keys() == served.keys() and record["settings"] == served["settings"]

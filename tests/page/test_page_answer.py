@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from support.simulated_experiment import MODES, Tables, write_experiment
-from support.simulated_runs import write_run
 
 import report
+from benchmarks.simulated_runs import write_run
 from specbench.comparison.assessment import Options, compare
 from specbench.comparison.format import Comparison, Interval, Word
 from specbench.page.answer import answer, break_even_share, interval_words

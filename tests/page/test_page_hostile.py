@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from support.simulated_experiment import HOSTILE, MODES, SECRET, write_experiment
-from support.simulated_runs import write_run
 
 import report
+from benchmarks.simulated_runs import write_run
 from specbench.page import evidence
 
 

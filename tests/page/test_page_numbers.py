@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.simulated_experiment import MODES, Tables
-from support.simulated_runs import LEVEL_S, write_run
 
 import report
+from benchmarks.simulated_runs import LEVEL_S, write_run
 from specbench import words
 from specbench.comparison.verdict import change
 from specbench.page import charts, evidence, panels

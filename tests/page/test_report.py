@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from support import ROOT
 from support.simulated_experiment import MODES, Tables, write_experiment
-from support.simulated_runs import write_run
 
 import report
+from benchmarks.simulated_runs import write_run
 from specbench import UserError
 from specbench.deploy.state import read_state
 from specbench.page import evidence, provenance

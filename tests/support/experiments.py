@@ -72,9 +72,9 @@ def on_vllm(
 
 
 def on_local(prompts: Path, out: Path, *arguments: object) -> list[Any]:
-    """Arguments for one pair on the embedded engine at 1 and 2 users."""
+    """Arguments for one pair on the embedded engine at 1 user."""
     return [
-        "--target", "local", "--out", out, "--prompts", prompts, "--order", "BN", "--concurrency", "1,2",
+        "--target", "local", "--out", out, "--prompts", prompts, "--order", "BN", "--concurrency", 1,
         "--repeats", 1, *arguments,
     ]  # fmt: skip
 

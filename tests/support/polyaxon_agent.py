@@ -33,7 +33,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # also run by itself
 import httpx  # noqa: E402
 import psutil  # noqa: E402
 
-from support import ROOT  # noqa: E402
+from support import HANG_S, ROOT  # noqa: E402
 
 Command = Callable[[str, int], list[str]]
 JOB_GRACE_S = 30.0  # Kubernetes' own
@@ -110,7 +110,7 @@ class Agent:
         self._running: dict[str, _Running] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._http = httpx.Client(base_url=api, timeout=30, trust_env=False)
+        self._http = httpx.Client(base_url=api, timeout=HANG_S, trust_env=False)
 
     def __enter__(self) -> "Agent":
         self._thread.start()
@@ -125,7 +125,7 @@ class Agent:
         shutil.rmtree(self.homes, ignore_errors=True)
 
     def _loop(self) -> None:
-        while not self._stop.wait(0.3):
+        while not self._stop.wait(0.1):
             if not self.idle:
                 # The next round asks again. The sandbox now and then gives its web page (or 405) for an API call.
                 with contextlib.suppress(httpx.HTTPError, ValueError):

@@ -17,6 +17,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from support import HANG_S
+
 _SERVICE = re.compile(
     r"/(?P<prefix>(?:rewrite-)?(?:services|external))/v1/[^/]+/[^/]+/[^/]+/runs/(?P<uuid>[0-9a-f]{32})/(?P<port>\d+)(?P<rest>/.*)"
 )
@@ -60,7 +62,7 @@ class Gateway:
 
     def __enter__(self) -> "Gateway":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(HANG_S)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulated_runs import EPOCH, write_run
 from specbench.comparison.assessment import Options, compare
 from specbench.files import json_bytes
-from support.simulated_runs import EPOCH, write_run
 
 MODES = ("baseline", "ngram")
 EFFECTS = {

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from support import RECORDINGS
+from support import HANG_S, RECORDINGS
 
 K = 5
 # fault(number of the chat request, counted from 0) -> what to do with it: None, "500", "error event", "cut" or "hang"
@@ -73,7 +73,7 @@ class StandIn:
 
     def __enter__(self) -> "StandIn":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(HANG_S)
         return self
 
     def __exit__(self, *_: object) -> None:
