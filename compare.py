@@ -10,18 +10,16 @@ JSON, docs/statistics.md the method.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from specbench import Parser, UserError
+from specbench import Parser, UserError, path_argument
 from specbench.comparison.assessment import Options, assess
 from specbench.comparison.format import Comparison
 from specbench.comparison.mix import parse_mix
 from specbench.comparison.pairing import pair
 from specbench.comparison.table import json_bytes, markdown_bytes, show_case, table
-from specbench.files import check_writable, write_atomically
-from specbench.words import printable
+from specbench.files import check_writable, write_output
+from specbench.terminal import run, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (path := getattr(arguments, option)) is not None:
                 check_writable(path, f"--{option}")
         result, shown = _compared(arguments)
-        for path, content in ((arguments.json, json_bytes), (arguments.markdown, markdown_bytes)):
-            if path is not None:
-                _write(path, content(result))
+        for option, content in (("json", json_bytes), ("markdown", markdown_bytes)):
+            if (path := getattr(arguments, option)) is not None:
+                write_output(path, content(result), f"--{option}")
     except UserError as error:
-        print(f"compare.py: {printable(str(error))}", file=sys.stderr)
+        say(f"compare.py: {error}")
         return 2
     print(table(result))
     if shown is not None:
@@ -61,17 +59,17 @@ def _compared(arguments: argparse.Namespace) -> tuple[Comparison, str | None]:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("base", type=Path, metavar="BASE", help="result directory of the base, as a rule the baseline")
-    parser.add_argument("candidate", type=Path, metavar="CANDIDATE", help="result directory of the candidate")
+    parser = Parser(prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--and", dest="more", nargs=2, type=Path, action="append", default=[], metavar=("BASE", "CANDIDATE"),
+        "base", type=path_argument, metavar="BASE", help="result directory of the base, as a rule the baseline"
+    )
+    parser.add_argument("candidate", type=path_argument, metavar="CANDIDATE", help="result directory of the candidate")
+    parser.add_argument(
+        "--and", dest="more", nargs=2, type=path_argument, action="append", default=[], metavar=("BASE", "CANDIDATE"),
         help="another deployment of each side; may be given again",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything (docs/comparison.md)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--json", type=path_argument, metavar="FILE", help="write everything (docs/comparison.md)")
+    parser.add_argument("--markdown", type=path_argument, metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--show", metavar="CASE", help="print every distinct output of a case")
     parser.add_argument("--mix", metavar="FAMILY=WEIGHT,…", help="weigh families by the intended traffic; sums to 1")
     parser.add_argument(
@@ -82,19 +80,12 @@ def _parser() -> Parser:
         "--accept-floor", action="store_true", help="pass outputs that are within the baseline's variation"
     )
     parser.add_argument(
-        "--spread-from", nargs="+", type=Path, default=[], metavar="EXPERIMENT",
+        "--spread-from", nargs="+", type=path_argument, default=[], metavar="EXPERIMENT",
         help="declare that deployments spread as in these earlier experiments on the same stack, and use both",
     )  # fmt: skip
     parser.add_argument("--allow-same-mode", action="store_true", help="compare a mode with itself")
     return parser
 
 
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run("compare.py", main))

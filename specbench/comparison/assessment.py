@@ -32,13 +32,15 @@ from specbench.comparison.format import (
     SideRecord,
     Throughput,
 )
-from specbench.comparison.gates import check_gates
+from specbench.comparison.gates import check_gates, prefix_caching
 from specbench.comparison.intervals import Earlier
 from specbench.comparison.mix import check_families
 from specbench.comparison.pairing import Pair, pair
 from specbench.comparison.sides import METRICS, Floats, Ints, Run
 from specbench.comparison.spread import log_times, read_spreads
+from specbench.comparison.steps import count_steps
 from specbench.comparison.verdict import conclude, line_verdict
+from specbench.comparison.why import explain
 from specbench.record.format import ClientRecord
 from specbench.record.provenance import tool
 from specbench.words import some
@@ -71,7 +73,9 @@ def assess(pair: Pair, options: Options) -> Comparison:
     _check_options(pair, options)
     spreads = read_spreads(options.spread_from, pair, options.mix)
     equality, found = _equality(pair, options.accept_floor)
-    gates = check_gates(pair)
+    counted = count_steps(pair)
+    gates = check_gates(pair, counted)
+    why = explain(pair, counted, options.mix, options.primary)
     fired = [gate for gate in gates if gate.state == "fired"]
     # Families whose outputs do not pass have no verdict; one after the other, for a metric of 100,000 cases is large.
     failing = {case.family for case in equality.cases.values() if not case.passes}
@@ -98,6 +102,8 @@ def assess(pair: Pair, options: Options) -> Comparison:
         deployments=[_deployment(run, weights) for run in pair.runs],
         metrics=metrics,
         throughput=_throughput(pair),
+        why=None if isinstance(why, str) else why,
+        why_missing=why if isinstance(why, str) else None,
         equality=equality,
         expect=expected(pair),
         gates=gates,
@@ -257,6 +263,8 @@ def _request_weights(pair: Pair, options: Options) -> Floats:
 
 
 def _deployment(run: Run, weights: Floats) -> Deployment:
+    looked_up, hits = run.summary.server.prefix_cache_queries, run.summary.server.prefix_cache_hits
+    cached = prefix_caching(run) and looked_up and hits is not None
     return Deployment(
         directory=run.name,
         side=run.side,
@@ -267,6 +275,7 @@ def _deployment(run: Run, weights: Floats) -> Deployment:
         ended=run.manifest.ended,
         e2el_s=float(np.exp(np.log(run.times["e2el"]) @ weights)),
         tokens_per_s=run.summary.throughput.tokens_per_s,
+        prefix_cache_hit_share=hits / looked_up if cached and looked_up and hits is not None else None,
         warnings=run.summary.warnings,
     )
 

@@ -126,6 +126,36 @@ class Metric(msgspec.Struct):
         return [self.overall] if len(families) == 1 and not families[0].primary else [*families, self.overall]
 
 
+class Factors(msgspec.Struct):
+    """Ratios whose product is that of decode times: `steps` after the prefill, and the `cost` of one. `spread`: of the
+    cost between deployments."""
+
+    steps: float | None
+    cost: Interval
+    decode: float | None
+    spread: float | None
+
+
+class StepCost(msgspec.Struct):
+    """What a step without a draft, and one with, takes on one deployment (ms); None where they are not told apart."""
+
+    directory: str
+    undrafted_ms: float | None
+    drafted_ms: float | None
+
+
+class Why(msgspec.Struct):
+    """Steps and their cost. `source`: how ngram's steps are known: `replayed` over token ids, or `reported` by the
+    engine. `sentence` speaks of the primary line."""
+
+    source: Literal["counted", "replayed", "reported"]
+    overall: Factors
+    families: dict[str, Factors]
+    cases: dict[str, Factors]
+    deployments: list[StepCost]
+    sentence: str
+
+
 class SideRecord(msgspec.Struct):
     """Which directories stand on a side."""
 
@@ -134,7 +164,8 @@ class SideRecord(msgspec.Struct):
 
 
 class Deployment(msgspec.Struct):
-    """One deployment's run; `e2el_s` is the geometric mean of the primary line, which the verdict rests on."""
+    """One deployment's run. `e2el_s`: the geometric mean of the primary line, which the verdict rests on.
+    `prefix_cache_hit_share`: of the prompt tokens that were looked up, where prefix caching is on."""
 
     directory: str
     side: Side
@@ -145,6 +176,7 @@ class Deployment(msgspec.Struct):
     ended: str | None
     e2el_s: float
     tokens_per_s: float | None
+    prefix_cache_hit_share: float | None
     warnings: list[str]
 
 
@@ -285,6 +317,8 @@ class Comparison(msgspec.Struct, kw_only=True):
     deployments: list[Deployment]
     metrics: dict[str, Metric]
     throughput: Throughput
+    why: Why | None
+    why_missing: str | None
     equality: Equality
     expect: Expect | None
     gates: list[Gate]

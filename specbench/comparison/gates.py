@@ -2,14 +2,16 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from specbench.comparison.audit import audit_drafting
 from specbench.comparison.format import Gate
 from specbench.comparison.pairing import Pair
 from specbench.comparison.sides import Run
+from specbench.comparison.steps import Steps, Unknown, count_steps
 from specbench.record.format import Speculation
 from specbench.words import some
 
@@ -20,9 +22,10 @@ _RECORD = "start the server with launch_vllm.py, which answers GET /server-recor
 _METRICS = "run bench.py against a server whose /metrics says it"
 
 
-def check_gates(pair: Pair) -> list[Gate]:
-    """Every gate once, in the order in which a reader should look."""
-    return [gate(pair) for gate in _GATES]
+def check_gates(pair: Pair, counted: Mapping[str, Steps | Unknown] | None = None) -> list[Gate]:
+    """Every gate once, in the order in which a reader should look. `counted`: the steps of every run, if known."""
+    first, *others = (gate(pair) for gate in _GATES)
+    return [first, audit_drafting(pair, count_steps(pair) if counted is None else counted), *others]
 
 
 def _drafts_in_ngram(pair: Pair) -> Gate:
@@ -147,7 +150,7 @@ def _restarts(run: Run) -> int | None:
 
 
 def _cache_hits(run: Run) -> float | None:
-    return 0 if _prefix_caching(run) else run.summary.server.prefix_cache_hits
+    return 0 if prefix_caching(run) else run.summary.server.prefix_cache_hits
 
 
 def _lag_share(run: Run) -> float | None:
@@ -186,7 +189,8 @@ def _difference(one: Any, two: Any) -> str:
     return f"{one} and {two}"
 
 
-def _prefix_caching(run: Run) -> bool | None:
+def prefix_caching(run: Run) -> bool | None:
+    """Whether prefix caching is said to be on."""
     if run.launched.prefix_caching is not None:
         return run.launched.prefix_caching
     label = (run.manifest.server.cache_config or {}).get("enable_prefix_caching")
@@ -295,7 +299,7 @@ _GATES: tuple[Callable[[Pair], Gate], ...] = (
     ),
     _differs(
         "prefix caching",
-        _prefix_caching,
+        prefix_caching,
         ok="prefix caching is the same everywhere",
         action="deploy both modes with one prefix_caching",
     ),

@@ -65,7 +65,8 @@ class Run:
 
     `times`: seconds by metric; NaN where an answer has none (TTFT and TPOT of an answer without text, TPOT of one that
     came in one read). `output`: numbers in `Outputs`. `position`: in the schedule. `launched`: the known part of the
-    server's own record.
+    server's own record. `accepted`: drafted tokens that stand in each answer, as the engine reports it; None where it
+    reports none.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Run:
     tokens: Ints
     output: Ints
     finish: list[str | None]
+    accepted: Ints | None
 
     @property
     def mode(self) -> str | None:
@@ -125,6 +127,7 @@ def read_run(directory: Path, side: Side, outputs: Outputs) -> Run:
         tokens=rows.tokens,
         output=rows.output,
         finish=rows.finish,
+        accepted=rows.accepted if rows.reports_drafts else None,
     )
 
 
@@ -145,6 +148,8 @@ class _Rows:
         self.tokens = np.zeros(n, dtype=np.int64)
         self.output = np.zeros(n, dtype=np.int64)
         self.finish: list[str | None] = [None] * n
+        self.accepted = np.zeros(n, dtype=np.int64)
+        self.reports_drafts = False
 
     def add(self, request: Request) -> None:
         place = self._take_place(request)
@@ -159,6 +164,9 @@ class _Rows:
         self.times["ttft"][place] = request.ttft_s or np.nan
         self.times["tpot"][place] = request.tpot_s or np.nan
         self.tokens[place] = request.completion_tokens or 0
+        if request.accepted_tokens is not None:  # an answer without a draft says nothing of drafts
+            self.reports_drafts = True
+            self.accepted[place] = request.accepted_tokens
         self.finish[place] = request.finish_reason and sys.intern(request.finish_reason)  # few are distinct
         try:
             self.output[place] = self._outputs.add(request.text, request.token_ids)

@@ -9,7 +9,18 @@ import numpy as np
 from specbench import UserError
 from specbench.comparison.divergence import divergence, output_counts
 from specbench.comparison.estimates import ONE_PAIR
-from specbench.comparison.format import Comparison, Equality, Expect, Gate, GateState, Likeness, Line, SideRecord, Word
+from specbench.comparison.format import (
+    Comparison,
+    Equality,
+    Expect,
+    Gate,
+    GateState,
+    Likeness,
+    Line,
+    SideRecord,
+    Why,
+    Word,
+)
 from specbench.comparison.pairing import Pair
 from specbench.words import count, duration, printable, ratio, some
 
@@ -26,20 +37,37 @@ def table(result: Comparison) -> str:
         widths += [12, 8]
         widths.append(WIDTH - sum(widths) - 2 * len(widths))
     lines = [_wrapped(printable(_headline(result)), "  "), ""]
-    for row in [head, *rows]:
-        name, *cells = [_fit(printable(cell), width) for cell, width in zip(row, widths, strict=True)]
-        numbers = [cell.rjust(width) for cell, width in zip(cells[:5], widths[1:], strict=False)]
-        lines.append("  ".join([name.ljust(first), *numbers, *cells[5:]]).rstrip())
+    lines += _aligned([head, *rows], widths)
+    if result.why:
+        rows = _why_rows(result, result.why)
+        lines += ["", *_aligned(rows, [first, 9, 9, 12, 9] if len(rows[0]) == 5 else [first, 9, 9, 6])]
     return "\n".join([*lines, "", *(_wrapped(printable(sentence), "  ") for sentence in _sentences(result))])
+
+
+def _aligned(rows: list[list[str]], widths: list[int]) -> list[str]:
+    """Lines of a table: the first and the sixth column to the left, numbers to the right."""
+    lines = []
+    for row in rows:
+        name, *cells = [_fit(printable(cell), width) for cell, width in zip(row, widths, strict=False)]
+        numbers = [cell.rjust(width) for cell, width in zip(cells[:5], widths[1:], strict=False)]
+        lines.append("  ".join([name.ljust(widths[0]), *numbers, *cells[5:]]).rstrip())
+    return lines
 
 
 def markdown(result: Comparison) -> str:
     """The same table and sentences for a pull request or an issue."""
-    head, *rows = ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in _table_rows(result)]
-    numbers = min(5, head.count("|") - 2)
-    rule = "|---" + "|---:" * numbers + "|---" * (head.count("|") - 2 - numbers) + "|"
+    lines = [_escaped(_headline(result)), "", *_markdown_table(_table_rows(result)), ""]
+    if result.why:
+        lines += [*_markdown_table(_why_rows(result, result.why)), ""]
     bullets = [f"- {_escaped(sentence)}" for sentence in _sentences(result)]
-    return "\n".join([_escaped(_headline(result)), "", head, rule, *rows, "", *bullets]) + "\n"
+    return "\n".join([*lines, *bullets]) + "\n"
+
+
+def _markdown_table(rows: list[list[str]]) -> list[str]:
+    head, *others = ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in rows]
+    columns = len(rows[0]) - 1
+    rule = "|---" + "|---:" * min(5, columns) + "|---" * max(0, columns - 5) + "|"
+    return [head, rule, *others]
 
 
 def markdown_bytes(result: Comparison) -> bytes:
@@ -92,6 +120,18 @@ def _row(name: str, line: Line, verdict: str) -> list[str]:
     return [name, duration(interval.base), duration(interval.candidate), ratio(interval.ratio), bounds, spread, verdict]
 
 
+def _why_rows(result: Comparison, why: Why) -> list[list[str]]:
+    """Steps × cost of a step = decode time, per family and overall; without an interval where there is one pair."""
+    rows = [["why", "steps", "cost/step", "95% interval", "decode"]]
+    factors = {**why.families, result.metrics["e2el"].overall.name: why.overall}
+    for name in [line.name for line in result.metrics["e2el"].lines]:
+        one = factors[name]
+        cost = one.cost
+        bounds = "–" if cost.low is None else f"{ratio(cost.low)}–{ratio(cost.high)}"
+        rows.append([name, ratio(one.steps), ratio(cost.ratio), bounds, ratio(one.decode)])
+    return [[*row[:3], row[4]] for row in rows] if len(result.order) == 2 else rows
+
+
 def _marked(line: Line) -> str:
     verdict = "–" if line.verdict is None else line.verdict.value
     return verdict if line.primary else f"{verdict} *"
@@ -106,6 +146,11 @@ def _sentences(result: Comparison) -> list[str]:
     found += [f"GATE {gate.name}: {gate.sentence}; {gate.action}" for gate in _in_state(result, "fired")]
     if result.verdict.verdict is not Word.NOT_COMPARABLE:
         found.append(f"Outputs: {_outputs_sentence(result.equality)}")
+    if result.why:
+        found.append(f"Why: {result.why.sentence} (steps × cost of a step = decode time){_step_costs(result.why)}")
+    if cached := [(one.side, one.prefix_cache_hit_share) for one in result.deployments]:
+        shares = ", ".join(f"{side} {share:.0%}" for side, share in cached if share is not None)
+        found += [f"Prompt tokens that came from the prefix cache: {shares}"] if shares else []
     found += _interval_sentences(result)
     if result.expect:
         found.append(_expect_sentence(result.expect))
@@ -162,6 +207,19 @@ def _spread(line: Line) -> str:
     if line.noise_share is None:
         return f"{spread}, and one repeat does not show how much of it is noise within the runs"
     return f"{spread}, and {line.noise_share:.0%} of its variance is noise within the runs"
+
+
+def _step_costs(why: Why) -> str:
+    """What a step took, the mean over deployments."""
+    plain = [one.undrafted_ms for one in why.deployments if one.drafted_ms is None and one.undrafted_ms is not None]
+    drafting = [(one.undrafted_ms, one.drafted_ms) for one in why.deployments if one.drafted_ms is not None]
+    if not plain or not drafting:
+        return ""
+    undrafted, drafted = (float(np.mean([kinds[number] for kinds in drafting])) for number in (0, 1))
+    return (
+        f"; a step takes {float(np.mean(plain)):.3g} ms in baseline, and in ngram {undrafted:.3g} ms without a draft "
+        f"and {drafted:.3g} ms with one"
+    )
 
 
 def _outputs_sentence(equality: Equality) -> str:

@@ -560,6 +560,56 @@ def test_a_long_family_name_does_not_break_the_table(here: Path, capsys: pytest.
 # ---- the door
 
 
+def test_the_share_of_cached_prompt_tokens_is_told_where_caching_is_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def caching(manifest: Document, summary: Document, rows: list[Document]) -> None:
+        manifest["server"]["record"]["prefix_caching"] = True
+        summary["server"].update(prefix_cache_queries=1000, prefix_cache_hits=450 if manifest["mode"] == "ngram" else 0)
+
+    one_pair_of({"edit": caching}, edit=caching, repeats=2)
+    run("baseline-c1", "ngram-c1", "--json", "out.json", code=0)
+    assert "came from the prefix cache: base 0%, candidate 45%." in " ".join(capsys.readouterr().out.split())
+    shares = [one["prefix_cache_hit_share"] for one in json.loads(Path("out.json").read_text())["deployments"]]
+    assert shares == [0, 0.45]
+
+
+def door(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "compare.py"), *arguments]
+    return subprocess.run(command, text=True, check=False, **{"capture_output": True, **options})
+
+
+def test_json_may_go_to_standard_output_or_nowhere(here: Path) -> None:
+    one_pair_of(repeats=2)
+    done = door("baseline-c1", "ngram-c1", "--json", "/dev/stdout")
+    assert done.returncode == 0
+    document, end = json.JSONDecoder().raw_decode(done.stdout)
+    assert document["format"] == 2 and "E2EL overall" in done.stdout[end:]
+    assert door("baseline-c1", "ngram-c1", "--json", "/dev/null").returncode == 0
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+@pytest.mark.parametrize(("name", "says"), [(".", "is a folder"), ("", "the name is empty")])
+def test_an_output_that_is_no_file_is_one_sentence(option: str, name: str, says: str, here: Path) -> None:
+    one_pair_of(repeats=2)
+    done = door("baseline-c1", "ngram-c1", option, name)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("case", ["full", "closed", "ascii", "gone"])
+def test_a_dead_terminal_loses_what_is_printed_and_nothing_else(case: str, here: Path) -> None:
+    one_pair_of(repeats=2)
+    command = f"{sys.executable} {ROOT / 'compare.py'} baseline-c1 ngram-c1 --json out.json"
+    endings = {"full": " >/dev/full", "closed": " >&-", "ascii": "", "gone": " | true; exit ${PIPESTATUS[0]}"}
+    environment = {**os.environ, **({"PYTHONIOENCODING": "ascii"} if case == "ascii" else {})}
+    done = subprocess.run(
+        ["bash", "-c", command + endings[case]], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert json.loads(Path("out.json").read_text())["exit_code"] == 0
+
+
 BAD_OPTIONS = [
     (["--mix", "copy=0.5,short=0.4"], "sum to 0.9"),
     (["--mix", "copy=1.5,short=-0.5"], "'copy=1.5'"),

@@ -344,8 +344,10 @@ def gate(pair_: Pair, name: str) -> Gate:
 
 def test_a_healthy_pair_fires_no_gate(tmp_path: Path) -> None:
     gates = check_gates(two(tmp_path))
-    assert {gate.state for gate in gates} == {"ok"}, [gate for gate in gates if gate.state != "ok"]
-    assert len({gate.name for gate in gates}) == len(gates) == 17
+    # These answers are made up, so their drafting cannot be audited (tests/comparison/test_why.py).
+    others = [gate for gate in gates if gate.name != "drafting audit"]
+    assert {gate.state for gate in others} == {"ok"}, [gate for gate in others if gate.state != "ok"]
+    assert len({gate.name for gate in gates}) == len(gates) == 18
 
 
 RECORD = "server.record."

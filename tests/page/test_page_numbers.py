@@ -40,7 +40,7 @@ def test_decision_table_holds_the_ratios_of_the_requests(experiment: Path, page:
             assert f"{line['interval']['low']:.3f}–{line['interval']['high']:.3f}" in cell
             assert line["verdict"] in cell
     assert "not comparable" in rows["copy"][3] and "times alone: faster" in rows["copy"][3]
-    assert rows["Gates"][1] == "✓ none fired"
+    assert rows["Gates"][1] == "✓ none fired1 of 18 not checked"  # made-up answers: their drafting cannot be audited
 
 
 def test_tables_below_hold_the_numbers_of_the_directories(experiment: Path, page: str) -> None:
