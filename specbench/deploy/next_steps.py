@@ -153,7 +153,7 @@ def _plan(result: Comparison, settings: Settings | None, has_token_ids: bool) ->
     if undecided is not None:
         return _sharpen(result, undecided)
     if word is Word.DEPENDS:
-        sentence = "Weigh the families as your traffic does (put your own shares here); overall is then its answer"
+        sentence = "Weigh the families as your traffic does; overall is then its answer"
         return _Plan(sentence, _Do.WEIGH)
     if word is Word.NO_DIFFERENCE:
         return _Plan("Nothing is left to measure here: a difference of 10% would have been found", _Do.NOTHING)
@@ -182,10 +182,10 @@ def _sharpen(result: Comparison, line: Line) -> _Plan:
     if advice.cheaper == "repeats" and advice.repeats is not None:
         sentence = f"{advice.repeats} repeats instead of {result.repeats} would find a difference of 10%{what}"
         minutes = _minutes(advice.repeats_minutes)
-        return _Plan(f"{sentence} (about {minutes} of this server)", _Do.AGAIN, repeats=advice.repeats)
+        return _Plan(f"{sentence} (about {minutes})", _Do.AGAIN, repeats=advice.repeats)
     more = max(1, advice.deployments - len(result.order) // 2)
     sentence = f"{count(more, 'more deployment')} of each mode would find a difference of 10%{what}"
-    return _Plan(f"{sentence} (about {_minutes(advice.deployments_minutes)} of this server)", _Do.MORE, more=more)
+    return _Plan(f"{sentence} (about {_minutes(advice.deployments_minutes)})", _Do.MORE, more=more)
 
 
 def _alternating(pairs: int, after: int = 0) -> str:

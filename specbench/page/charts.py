@@ -112,13 +112,15 @@ def _effect_row(row: str, effect: Effect, domain: tuple[float, float]) -> Spec:
     return values
 
 
-def ratio_domain(values: Iterable[float | None]) -> tuple[float, float]:
-    """An axis that holds every ratio and 1, with air; at most a factor of 4 to either side, so that one wild interval
-    does not flatten the rest: what goes on beyond ends at the edge."""
-    logs = [math.log(value) for value in values if value] + [math.log(0.9), math.log(1.1)]
+def ratio_domain(ratios: Iterable[float | None], ends: Iterable[float | None]) -> tuple[float, float]:
+    """An axis that holds every ratio and 1, with air. The ends of intervals count up to a factor of 4, so that one wild
+    interval does not flatten the rest, and ratios up to one of 20: what goes on beyond ends at the edge."""
+    logs = [math.log(0.9), math.log(1.1)]
+    for values, factor in ((ratios, 20), (ends, 4)):
+        limit = math.log(factor)
+        logs += [min(max(math.log(value), -limit), limit) for value in values if value]
     air = 0.06 * (max(logs) - min(logs))
-    limit = math.log(4.2)
-    return math.exp(max(min(logs) - air, -limit)), math.exp(min(max(logs) + air, limit))
+    return math.exp(min(logs) - air), math.exp(max(logs) + air)
 
 
 def ecdf(runs: Sequence[tuple[str, Floats]], domain: tuple[float, float], alternative: str) -> Markup:

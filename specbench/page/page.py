@@ -73,6 +73,7 @@ def page(evidence: Evidence, *, text: bool) -> str:
         steps=_steps(evidence, why),
         resume=resume_command(evidence.folder),
         fired=fired_gates(loads),
+        hollow=any(line.interval.low is None for load in loads for line in load.result.metrics["e2el"].lines),
         gates=gates,
         gate_hint=_gate_hint([state for gate in gates for state in gate.states]),
         look=look,

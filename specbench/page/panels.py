@@ -127,7 +127,9 @@ def forest_panels(loads: Sequence[Load]) -> dict[str, Markup]:
         return [*(known.families[family] for family in families if len(load.families) > 1), known.overall]
 
     every = [line.interval for load in loads for metric in METRICS for line in lines(metric, load)]
-    domain = charts.ratio_domain(number for one in every for number in (one.ratio, one.low, one.high))
+    domain = charts.ratio_domain(
+        (one.ratio for one in every), (end for one in every for end in (one.low, one.high))
+    )
     panels = {}
     for metric, title in METRICS.items():
         groups: dict[str, list[Effect]] = {}

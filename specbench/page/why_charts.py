@@ -47,8 +47,8 @@ def reasons(loads: Sequence[LoadWhy]) -> Markup | None:
             "encoding": {"x": x, "y": y, "detail": {"field": "load"}},
         },
         {
-            "data": {"values": _names(loads)},
-            "mark": {"type": "text", "fontSize": 10, "color": MUTED, "align": "left", "dx": 3},
+            "data": {"values": _names(loads, most)},
+            "mark": {"type": "text", "fontSize": 10, "color": MUTED, "align": "left", "dx": 3, "dy": -4},
             "encoding": {"x": x, "y": y, "text": {"field": "load"}},
         },
         {
@@ -76,9 +76,10 @@ def _line(load: LoadWhy, most: float) -> list[Spec]:
     return [{"load": load.label, "x": rounded(at), "y": rounded(load.cost / at)} for at in (0.97, most)]
 
 
-def _names(loads: Sequence[LoadWhy]) -> list[Spec]:
-    """A name at the line of each load, one further right than the other so that they do not touch."""
-    places = [1.45 * 1.22**number for number in range(len(loads))]
+def _names(loads: Sequence[LoadWhy], most: float) -> list[Spec]:
+    """A name over the line of each load, one further right than the other so that they do not touch."""
+    step = min(1.45, (most / 2) ** (1 / len(loads)))
+    places = [1.45 * step**number for number in range(len(loads))]
     return [
         {"load": load.label, "x": rounded(at), "y": rounded(load.cost / at)}
         for load, at in zip(sorted(loads, key=lambda load: load.cost), places, strict=True)

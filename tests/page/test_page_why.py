@@ -79,7 +79,7 @@ def test_without_ids_nothing_is_guessed(tmp_path: Path) -> None:
     text = (folder / "report.html").read_text()
     assert "How many steps were saved is not known here: 02-ngram-c1 does not" in text
     assert "1.30 tokens per step and 45% of drafted tokens accepted at 1 user" in re.sub(r"\s+", " ", text)
-    assert "Steps × cost" not in text and "Acceptance" in Tables(text).tables
+    assert "Steps × cost of a step, against" not in text and "Acceptance" in Tables(text).tables
 
 
 def test_a_page_of_very_many_requests_replays_nothing(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
