@@ -366,7 +366,7 @@ def _overall(
         return WITHIN, f"the baseline's own outputs change from deployment to deployment (base/base p = {base_p:.2g})"
     if combined is not None:
         return WITHIN, f"all cases together do not differ by more than the baseline from itself (p = {combined:.2g})"
-    return WITHIN, "what differs is too little for a change"
+    return WITHIN, "what differs is too little to be called a change"
 
 
 def _cannot_tell(cases: Sequence[JudgedCase], of_all: int, alpha: float) -> str:

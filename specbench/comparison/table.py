@@ -230,7 +230,7 @@ def _outputs_sentence(equality: Equality) -> str:
     identical = len(named.pop(Likeness.IDENTICAL))
     parts = [f"{word.value}: {some(cases)}" for word, cases in named.items() if cases and word is not equality.verdict]
     alike = f"{some(named[equality.verdict])}; identical: {identical}"
-    sentence = "; ".join([f"{equality.verdict.value}, for {equality.sentence}", alike, *parts])
+    sentence = "; ".join([f"{equality.verdict.value}, because {equality.sentence}", alike, *parts])
     return f"{sentence}. {equality.assumption}"
 
 

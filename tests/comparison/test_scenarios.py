@@ -123,7 +123,7 @@ def test_6_outputs_that_vary_as_the_baselines_do_pass_when_asked(
     accepted = Experiment(tmp_path / "accepted", capsys).compare("--accept-floor", **sides)
     assert accepted.code == 0
     assert accepted.verdict("E2EL overall") == "faster"
-    assert accepted.says("Outputs: within the baseline's variation, for")
+    assert accepted.says("Outputs: within the baseline's variation, because")
 
 
 def cold(manifest: dict[str, Any], summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
