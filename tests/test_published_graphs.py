@@ -268,3 +268,48 @@ def test_the_forecast_of_k_3_is_told_as_it_came_out() -> None:
     worst = [steal_ticks(K3 / f"02-ngram-c{load}") for load in (1, 8)]
     others = max(steal_ticks(run) for run in SMALL.glob("0*-c?"))
     assert f"{worst[0]} and {worst[1]} steal ticks during these two runs, at most {others} in any other" in text
+
+
+def readme_rows() -> list[str]:
+    """The rows of the README's H200 table: both models with full graphs, and the trap at Qwen3-4B's shape."""
+    rows = []
+    for model, folder, families in (
+        ("Qwen3-4B's shape", SHAPE, ("copy", "half", "none", "overall")),
+        ("SmolLM2-135M", SMALL, ("copy", "explain", "short", "overall")),
+    ):
+        ratios = dict(zip(families, ratio_rows(folder), strict=True))
+        assert all(row.startswith(f"| {family} |") for family, row in ratios.items())
+        rows += [f"| {model}: {row.removeprefix('| ')}" for row in ratios.values()]
+        steps = [" / ".join(f"{each:.2f}" for each in step_ms(folder, load)) for load in LOADS]
+        rows.append(f"| {model}: ms of a step | {' | '.join(steps)} |")
+    trap = [ratio(lines(modes(SHAPE_DEFAULT, load))["none"]) for load in LOADS]
+    return [*rows, f"| Qwen3-4B's shape: none, vLLM's default graphs | {' | '.join(trap)} |"]
+
+
+def test_the_readme_s_h200_table_and_sentences_are_recomputed() -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme.split("## Measured on an NVIDIA H200", 1)[1].split("\n## ", 1)[0]
+    for row in readme_rows():
+        assert row in section, row
+    said = re.sub(r"\s+", " ", section)
+    full, default = ([step_ms(folder, load) for load in LOADS] for folder in (SHAPE, SHAPE_DEFAULT))
+    undrafted = [[f"{each[1] / each[0]:.2f}" for each in steps] for steps in (full, default)]
+    assert "costs {}, {} and {} baseline steps at 1, 4 and 8 users".format(*undrafted[0]) in said
+    assert "{}, {} and {} with vLLM's default graphs".format(*undrafted[1]) in said
+    limit = READ_GB_PER_STEP / H200_GB_PER_S * 1e3
+    base = [each[0] for each in full]
+    assert f"takes {min(base):.1f} to {max(base):.1f} ms, where reading the weights takes {limit:.1f} ms" in said
+    families = forecast(read_answers(SHAPE / "01-baseline-c1")).settings[0].families
+    even = [f"{families[family].break_even:.2f}" for family in ("copy", "half", "none")]
+    assert "{}, {} and {} tokens a step after the prefill".format(*even) in said
+    baselines = [lines(compared((SHAPE_DEFAULT, "baseline"), (SHAPE, "baseline"), load))["overall"] for load in LOADS]
+    assert "{}, {} and {} of its time".format(*map(ratio, baselines)) in said
+    drafting = [lines(compared((SHAPE_DEFAULT, "ngram"), (SHAPE, "ngram"), load))["overall"] for load in LOADS]
+    assert "Full graphs bring ngram to {}, {} and {}".format(*map(ratio, drafting)) in said
+    small, earlier = (ratio(lines(modes(folder, 1))["explain"]) for folder in (SMALL, SMALL_DEFAULT))
+    assert (
+        f"explanations take {small} at 1 user, and {earlier} in an earlier session with vLLM's default graphs" in said
+    )
+    assert f"overall {ratio(lines(modes(SMALL, 8))['overall'])}" in said
+    copied = [lines(modes(SHAPE, load))["copy"].interval.ratio or 0 for load in LOADS]
+    assert f"A copied answer takes {min(copied):.2f} to {max(copied):.2f} of the time" in said
