@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support import ROOT
-from support.simulated_runs import write_run
 
+from benchmarks.simulated_runs import write_run
 from specbench.comparison import audit
 from specbench.comparison.assessment import Options, compare
 from specbench.comparison.format import Comparison, Gate
