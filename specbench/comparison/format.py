@@ -163,7 +163,7 @@ class SideRecord(msgspec.Struct):
     directories: list[str]
 
 
-class Deployment(msgspec.Struct):
+class Deployment(msgspec.Struct, kw_only=True):
     """One deployment's run. `e2el_s`: the geometric mean of the primary line, which the verdict rests on.
     `prefix_cache_hit_share`: of the prompt tokens that were looked up, where prefix caching is on."""
 
@@ -176,7 +176,7 @@ class Deployment(msgspec.Struct):
     ended: str | None
     e2el_s: float
     tokens_per_s: float | None
-    prefix_cache_hit_share: float | None
+    prefix_cache_hit_share: float | None = None
     warnings: list[str]
 
 
@@ -317,8 +317,8 @@ class Comparison(msgspec.Struct, kw_only=True):
     deployments: list[Deployment]
     metrics: dict[str, Metric]
     throughput: Throughput
-    why: Why | None
-    why_missing: str | None
+    why: Why | None = None
+    why_missing: str | None = None
     equality: Equality
     expect: Expect | None
     gates: list[Gate]

@@ -118,7 +118,7 @@ def _why(why: Why | str) -> dict[str, Any]:
     if isinstance(why, str):
         return {"why": None, "why_reason": why, "why_panel": None, "heat_maps": [], "sweep_note": ""}
     maps: list[tuple[str, Markup]] = [(label, heat_map(one, label)) for label, one in why.sweeps.items()]
-    swept = max(one.settings[0].overall.answers for one in why.sweeps.values())
+    swept = max((one.settings[0].overall.answers for one in why.sweeps.values()), default=0)
     note = f"From {count(swept, 'answer')}, one of each case; docs/forecast.md has the error of such forecasts."
     return {"why": why, "why_reason": None, "why_panel": reasons(why.loads), "heat_maps": maps, "sweep_note": note}
 
@@ -127,7 +127,7 @@ def _steps(evidence: Evidence, why: Why | str) -> list[tuple[str, NextStep]]:
     """What to do next, each step with its loads."""
     given = evidence.experiment.settings if evidence.experiment else None
     results = [load.result for load in evidence.loads]
-    found = next_steps(results, evidence.folder, given, has_token_ids=isinstance(why, Why))
+    found = next_steps(results, evidence.folder, given, has_token_ids=isinstance(why, Why) and bool(why.sweeps))
     if len(found) == 1 and len(results) > 1:
         return [("All loads", found[0])]
     return [(listed([count(load, "user") for load in step.loads]), step) for step in found]

@@ -1,7 +1,7 @@
 """Why ngram was faster or slower: the steps that drafting saves, and what a step then costs.
 
-Both are known where the server gave token ids: the drafting is replayed over them (specbench/lookup), and decode time
-is steps times their cost. Where they are not known nothing is guessed, and the reason stands on the page.
+Steps and their cost are those of the comparison. Where it does not know them nothing is guessed, and its reason stands
+on the page. What other settings would give is a replay over token ids (specbench/lookup), where these are known.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench import UserError
+from specbench.comparison.format import Factors
 from specbench.lookup.answers import Answers, read_answers, recorded_setting
 from specbench.lookup.cost import cost_of
-from specbench.lookup.figures import CostRecord, Estimate, Figures, Forecast
-from specbench.lookup.forecast import forecast, sweep
+from specbench.lookup.figures import CostRecord, Forecast
+from specbench.lookup.forecast import sweep
 from specbench.lookup.setting import Setting
 from specbench.page.evidence import Evidence, Load, Run
 
 MOST_REQUESTS = 50_000  # of all runs: replaying more takes longer than a page should
-ALL = "all answers"
 MOST_SWEPT = 300  # answers that are replayed under every setting
+EARLIER = "the comparison is of an earlier version: delete its JSON file, and the page compares again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,58 +33,80 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """Steps of ngram per step of the baseline, cost of a step against the baseline's, and both E2EL ratios."""
+class Row:
+    """One line of the table: its factors, and the measured E2EL ratio."""
 
-    steps: float
-    cost: float
-    predicted: float
-    measured: float | None
+    factors: Factors
+    e2el: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWhy:
-    """One load: `cost` is how much dearer a step is over all its answers, `factors` by family, and of all answers."""
+    """One load: `cost` is how much dearer a step is over all answers; `rows` are overall and the families."""
 
     label: str
     cost: float
     points: list[Point]
-    factors: dict[str, Factors]
+    rows: dict[str, Row]
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Every load, and the forecast of other settings at each (by label)."""
+    """Every load, the setting where the server recorded it, and the forecast of other settings by load."""
 
-    setting: Setting
+    setting: Setting | None
     loads: list[LoadWhy]
     sweeps: dict[str, Forecast]
 
     @property
     def names(self) -> list[str]:
-        """Of the lines: all answers, then families."""
-        return list(dict.fromkeys(name for load in self.loads for name in load.factors))
+        """Of the lines: overall, then families."""
+        return list(dict.fromkeys(name for load in self.loads for name in load.rows))
 
 
 def explain(evidence: Evidence) -> Why | str:
     """The reason in numbers, or the sentence why there is none."""
+    for load in evidence.loads:
+        if load.result.why is None or load.result.why.overall.cost.ratio is None:
+            return load.result.why_missing or EARLIER
+    setting, sweeps = _other_settings(evidence)
+    return Why(setting, [_load_why(load) for load in evidence.loads], sweeps)
+
+
+def _load_why(load: Load) -> LoadWhy:
+    why, metric = load.result.why, load.result.metrics["e2el"]
+    assert why is not None and why.overall.cost.ratio is not None  # explain() has looked
+    points = [
+        Point(name, load.result.equality.cases[name].family, 1 / factors.steps, times.ratio)
+        for name, times in metric.cases.items()
+        if times.ratio and (factors := why.cases.get(name)) and factors.steps
+    ]
+    rows = {metric.overall.name: Row(why.overall, metric.overall.interval.ratio)}
+    if len(why.families) > 1:
+        rows |= {
+            name: Row(factors, metric.families[name].interval.ratio)
+            for name, factors in why.families.items()
+            if name in metric.families
+        }
+    return LoadWhy(load.label, why.overall.cost.ratio, points, rows)
+
+
+def _other_settings(evidence: Evidence) -> tuple[Setting | None, dict[str, Forecast]]:
+    """The recorded setting, and the sweep of every load; nothing where token ids or costs are not known."""
     runs = evidence.runs
-    if sum(run.manifest.schedule.requests for run in runs) > MOST_REQUESTS:
-        return "There are too many requests to replay for a page; forecast.py does it"
-    ngram = next((run for run in runs if run.mode == "ngram" and run.side == "candidate"), None)
-    if ngram is None or any(load.result.base.mode != "baseline" for load in evidence.loads):
-        return "Steps are compared between baseline and ngram only"
+    sweeps: dict[str, Forecast] = {}
+    setting = None
     try:
+        ngram = next(run for run in runs if run.mode == "ngram")
         setting = recorded_setting(Path(ngram.name), ngram.manifest)
-        cost = cost_of("these deployments", [run.path for run in runs])
-        loads, sweeps = [], {}
-        for load in evidence.loads:
-            answers = read_answers(_first_base(load).path)
-            loads.append(_load_why(load, forecast(answers, [setting], cost)))
-            sweeps[load.label] = sweep(_some_answers(answers), _cost_at(cost, load))
-    except UserError as error:
-        return str(error)
-    return Why(setting, loads, sweeps)
+        if sum(run.manifest.schedule.requests for run in runs) <= MOST_REQUESTS:
+            cost = cost_of("these deployments", [run.path for run in runs])
+            for load in evidence.loads:
+                answers = _some_answers(read_answers(_first_base(load).path))
+                sweeps[load.label] = sweep(answers, _cost_at(cost, load))
+    except UserError:
+        return setting, {}
+    return setting, sweeps
 
 
 def _first_base(load: Load) -> Run:
@@ -93,33 +116,6 @@ def _first_base(load: Load) -> Run:
 def _cost_at(cost: CostRecord, load: Load) -> CostRecord:
     key = str(load.users)
     return CostRecord(cost.source, cost.model, cost.num_speculative_tokens, {key: cost.loads[key]})
-
-
-def _load_why(load: Load, one: Forecast) -> LoadWhy:
-    figures = one.settings[0]
-    metric = load.result.metrics["e2el"]
-    points = [
-        Point(name, load.result.equality.cases[name].family, case.break_even, times.ratio)
-        for name, times in metric.cases.items()
-        if times.ratio and (case := figures.cases.get(name)) and case.break_even
-    ]
-    overall = None if metric.overall.name == "mix" else metric.overall.interval.ratio
-    lines = [
-        (ALL, figures.overall, overall),
-        *((name, each, metric.families[name].interval.ratio) for name, each in figures.families.items()),
-    ]
-    key = str(load.users)
-    factors = {
-        name: Factors(1 / each.break_even, _estimate(each, key).step_cost_ratio, _estimate(each, key).ratio, measured)
-        for name, each, measured in lines
-        if each.break_even
-    }
-    return LoadWhy(load.label, _estimate(figures.overall, key).step_cost_ratio, points, factors)
-
-
-def _estimate(figures: Figures, load: str) -> Estimate:
-    assert isinstance(figures.e2el_ratio, dict)  # there is a cost for every load
-    return figures.e2el_ratio[load]
 
 
 def _some_answers(answers: Answers) -> Answers:
