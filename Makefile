@@ -14,9 +14,10 @@ HAUPT := haupt[sandbox]==2.18.0
 
 .PHONY: demo test lint bench clean lock sandbox
 
-# 40 tokens keep the demo within 8 minutes on two slow cores; the article's 128 would take twice as long.
+# Two deployments of each mode with five repeats give every case the ten answers a side that outputs which vary under
+# load need for a verdict. 24 tokens keep that within 8 minutes on two slow cores; the article has 128.
 demo: .venv/demo
-	$(BIN)/python experiment.py --target local --out $(OUT) --concurrency 1,4,8 --repeats 2 --max-tokens 40
+	$(BIN)/python experiment.py --target local --out $(OUT) --concurrency 1,4 --repeats 5 --max-tokens 24
 
 test: .venv/test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
