@@ -13,10 +13,11 @@ from msgspec import UNSET
 
 from specbench.comparison.format import Comparison, Likeness, Line, Timing, Word
 from specbench.deploy.state import PROMPTS, Settings
-from specbench.words import count, some
+from specbench.words import count, percent, some
 
 _ROOT = Path(__file__).resolve().parents[2]
 _YOURS = "YOUR-PROMPTS.jsonl"  # stands for a file that only the reader has
+_MOST_MORE = 12  # deployments of each mode that come to those there are: beyond it the machine is to be steadied
 _MORE_REPEATS = 4  # times as many, where nothing tells how many are needed
 
 
@@ -184,6 +185,10 @@ def _sharpen(result: Comparison, line: Line) -> _Plan:
         minutes = _minutes(advice.repeats_minutes)
         return _Plan(f"{sentence} (about {minutes})", _Do.AGAIN, repeats=advice.repeats)
     more = max(1, advice.deployments - len(result.order) // 2)
+    if more > _MOST_MORE:
+        spread = f"Deployments of one mode differ by {percent(line.spread)} here, so it would take {more} more of each"
+        mend = "see that nothing else uses this machine, then measure again"
+        return _Plan(f"{spread} to find a difference of 10%{what}: {mend}", _Do.AGAIN)
     sentence = f"{count(more, 'more deployment')} of each mode would find a difference of 10%{what}"
     return _Plan(f"{sentence} (about {_minutes(advice.deployments_minutes)})", _Do.MORE, more=more)
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from support import ROOT
 from support.simulated_experiment import write_experiment
 
+from benchmarks.simulated_runs import write_run
 from specbench.comparison.format import Comparison
 from specbench.deploy.next_steps import NextStep, experiment_command, next_steps
 from specbench.deploy.state import State, check_order, read_state
@@ -134,3 +136,18 @@ def test_what_was_named_beforehand_is_named_again(tmp_path: Path) -> None:
     (folder / "compare-c1.json").unlink()
     (load,) = gather([folder]).loads
     assert load.result.verdict.line == "copy" and load.result.verdict.mix == settings.mix
+
+
+def test_a_machine_that_nobody_can_measure_on_is_to_be_steadied(tmp_path: Path) -> None:
+    """Not a hundred deployments more: the command is the experiment once more, in its own order."""
+    folder = write_experiment(tmp_path / "x", loads=(1,), effect=0.0, order="BNNB")
+    for path in folder.glob("0[34]-*-c1"):
+        shutil.rmtree(path)
+    for index, (mode, shift) in enumerate((("ngram", 0.6), ("baseline", -0.6)), start=2):
+        name = f"{index + 1:02d}-{mode}-c1"
+        write_run(folder / name, mode=mode, order=index, repeats=6, deployment=shift, seed=index)
+    (folder / "compare-c1.json").unlink()
+    (step,) = steps_of(folder)
+    assert "see that nothing else uses this machine" in step.sentence
+    (command,) = map(shlex.split, step.commands)
+    assert command[command.index("--order") + 1] == "BNNB"
