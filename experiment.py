@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from specbench import Parser, UserError, terminal
+from specbench import Parser, UserError, path_argument, terminal
 from specbench.deploy.given import Given, TargetName
 
 ROOT = Path(__file__).resolve().parent
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str] | None) -> Given:
     add = parser.add_argument
     targets = "embedded engine, launch_vllm.py on this machine's GPU, or service.yaml on a cluster"
     add("--target", choices=get_args(TargetName), help=targets)
-    add("--out", type=Path, required=True, metavar="DIR", help="a new folder; with --resume, the experiment's")
+    add("--out", type=path_argument, required=True, metavar="DIR", help="a new folder; with --resume, the experiment's")
     add("--order", help="deployments: B baseline, N ngram, pairs that alternate (default: BNNB)")
     add("--concurrency", metavar="N,N,…", help="users at a time, one result directory each (default: 1,4,8)")
     repeats = "of the inventory in each directory (default: 10 for each user, so that each load lasts about as long)"

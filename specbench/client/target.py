@@ -73,6 +73,8 @@ def find_target(*, url: str | None, service_run: str | None, project: str | None
                 raise
             warnings.append(f"the run's inputs are not verified: {error}")
     url = url or (run.url if run else None)
+    if not url and project:
+        raise UserError("-p names a project and no service in it: add --service-run UUID, or give --url")
     url = check_url(url, service_run=service_run, token=token, insecure_http=insecure_http)
     return Target(url, token, run, warnings)
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
     """
     try:
         with path.open("rb") as file:
+            if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):  # /dev/zero never ends, and its one line fills the memory
+                raise UserError(f"{path} is a device, not a prompts file; give the path of a file")
             head = file.peek(4096)
             for beginning, problem in _BEGINNINGS.items():
                 if head.startswith(beginning):

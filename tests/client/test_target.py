@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specbench import UserError
-from specbench.client.target import check_url, run_in_url
+from specbench.client.target import check_url, find_target, run_in_url
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_urls_that_may_be_measured() -> None:
     url = f"https://h/services/v1/n/o/p/runs/{run.replace('-', '')}/8000"
     assert check_url(url, **{**free, "service_run": run}) == url
     assert run_in_url(url) == run.replace("-", "")
+
+
+def test_a_project_without_a_run_says_which_option_is_missing() -> None:
+    with pytest.raises(UserError, match="add --service-run UUID"):
+        find_target(url=None, service_run=None, project="P", insecure_http=False)

@@ -245,3 +245,8 @@ def test_no_line_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, lines:
         assert "\n" not in str(error)
     else:
         assert all(isinstance(left, LeftOut) and left.reason for left in workload.left_out)
+
+
+def test_a_device_without_an_end_is_refused() -> None:
+    with pytest.raises(UserError, match="/dev/zero is a device"):
+        read_inventory(Path("/dev/zero"))
