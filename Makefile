@@ -20,7 +20,7 @@ demo: .venv/demo
 	$(BIN)/python experiment.py --target local --out $(OUT) --concurrency 1,4 --repeats 5 --max-tokens 24
 
 test: .venv/test
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test
 	$(BIN)/ruff check .

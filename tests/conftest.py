@@ -10,6 +10,14 @@ import pytest
 from support import HANG_S, ROOT, find_free_port, wait_until_healthy
 from support.vllm_source import Source, fetch_source
 
+# Files whose tests wait for engines and Polyaxon's API: begun first, they do not leave one worker alone at the end.
+LONG = ("tests/polyaxon/", "tests/test_own_workload.py", "tests/client/test_withholding.py", "tests/deploy/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first; the order within them stays."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
 
 @pytest.fixture
 def free_port() -> int:
