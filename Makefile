@@ -1,4 +1,4 @@
-# make demo    baseline against ngram on the embedded engine: no GPU, no cluster, about 7 minutes
+# make demo    baseline against ngram on the embedded engine: no GPU, no cluster, about 5 minutes
 # make test    the tests, WORKERS=2 files side by side; those that need `make sandbox`, a Chromium or jq are skipped, with the reason, where it is missing
 # make lint    ruff and mypy
 # make bench   the tool's own accuracy and speed      make clean   what make made, never results/
